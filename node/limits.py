@@ -147,7 +147,7 @@ ADMISSION_PASSES_MAX: Final = 8  # smaller requests that may overtake one waitin
 BACKGROUND_WAIT_S_MAX: Final = 30.0  # wait after which a background turn is promoted
 BACKGROUND_PROMOTED_MAX: Final = 1  # at a time: an old backlog must not displace interactive turns
 TENANT_WAITING_FACTOR: Final = 3  # queue places of one tenant per free place: 3/4 if it is alone
-BACKGROUND_WAITING_SHARE: Final = 0.5  # of the queue; the rest is kept for people who wait
+BACKGROUND_WAITING_SHARE: Final = 0.5  # of the queue; the rest is kept for interactive turns
 
 # Control plane
 LIST_BYTES_MAX: Final = 32 * KIB  # of agents in one answer, approximately; the caller asks for more

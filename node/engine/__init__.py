@@ -1,1 +1,1 @@
-"""The engine's thread: who runs next, in which memory, one step after another."""
+"""The engine's thread: the next sequence, its memory, one step after another."""

@@ -135,9 +135,9 @@ STEPS_MAX: Final = 2  # of one iteration; each adds a token
 class Growth(Enum):
     """Decision about a decoding sequence before its next step."""
 
-    GOES_ON = auto()
-    WAITS = auto()
-    ENDS = auto()
+    CONTINUE = auto()
+    WAIT = auto()
+    END = auto()
 
 
 def grow(sequence: Sequence, held: Reservation, budget: MemoryBudget) -> Growth:
@@ -145,16 +145,16 @@ def grow(sequence: Sequence, held: Reservation, budget: MemoryBudget) -> Growth:
     left = sequence.room_tokens - sequence.cache.tokens_count
     grown_bytes = sequence.input.grown_bytes
     if left >= ASK_AHEAD_TOKENS or grown_bytes is None or not _needs_more(sequence, left):
-        return Growth.GOES_ON
+        return Growth.CONTINUE
     room_tokens = sequence.room_tokens + BLOCK_TOKENS
     size_bytes = grown_bytes(room_tokens)
     is_last = left < STEPS_MAX
     if size_bytes > budget.total_bytes:
-        return Growth.ENDS if is_last else Growth.GOES_ON
+        return Growth.END if is_last else Growth.CONTINUE
     has_grown = held.grow(size_bytes)
     if has_grown or is_last:
         sequence.room_tokens, sequence.reserve_bytes = room_tokens, size_bytes
-    return Growth.GOES_ON if has_grown or not is_last else Growth.WAITS
+    return Growth.CONTINUE if has_grown or not is_last else Growth.WAIT
 
 
 def _needs_more(sequence: Sequence, left: int) -> bool:

@@ -72,7 +72,7 @@ class Heads:
     def without_held(
         self, waiting: Iterable[Sequence], now_s: float, tokens_per_s: float
     ) -> list[Sequence]:
-        """List the waiting sequences that need not wait for a head; leads learn who waits.
+        """List the waiting sequences that need not wait for a head; note the others at their leads.
 
         `tokens_per_s`: of one prompt, beside those that are computed now; 0 if not measured.
         """

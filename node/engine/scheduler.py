@@ -139,10 +139,10 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> None:
         growth = grow(sequence, _held(sequence), self._budget)
-        if growth is Growth.ENDS:  # like the end of the context
+        if growth is Growth.END:  # like the end of the context
             end(sequence, FinishReason.LENGTH)
             self._leave(sequence)
-        elif growth is Growth.WAITS:
+        elif growth is Growth.WAIT:
             self._preempt_for(sequence)
 
     def _preempt_for(self, sequence: Sequence) -> None:

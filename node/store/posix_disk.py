@@ -321,7 +321,7 @@ class PosixDisk:
                 with _disk_errors("make a removal durable"):
                     flush(at, self._durability if at == changed[-1] else self._ordering)
         except BaseException:
-            # Who tries again finds no file, and must not take that for durable.
+            # A retry finds no file, and must not take that for durable.
             self._unflushed.update(at for at in places if removed[at])
             raise
         self._unflushed.difference_update(places)

@@ -1,4 +1,4 @@
-"""Heads of turns: which blocks of a prompt others may wait for, and who may lend them meanwhile.
+"""Heads of turns: the blocks of a prompt that other turns may wait for, and may be lent meanwhile.
 
 Once a block is awaited, the turn that computes it publishes it (`node/turn/saver.py`), and the
 engine lets those continue that wait for it (`node/engine/heads.py`). No record refers to it yet.

@@ -134,7 +134,7 @@ class Saver:
                 return
         except (FabricError, OSError) as error:
             _log.warning("a beginning that others await is not published: %s", error)
-        except Exception:  # noqa: BLE001 - optional: those who wait compute it themselves
+        except Exception:  # noqa: BLE001 - optional: waiting turns compute it themselves
             _log.exception("publishing a beginning failed")
             parts.health.note_failed_round()
         head.leads = False

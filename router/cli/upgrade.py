@@ -38,7 +38,7 @@ READY_S: Final = 900.0  # for a node to start: a large model loads for minutes
 RESTART: Final = "stop the fabric with `macfabric down`, and start it with `macfabric up`"
 STAY: Final = "those on its disk stay there, and their turns get 503 meanwhile"
 LOST: Final = "what is in memory only is computed again"
-GOES_ON: Final = "run `macfabric upgrade` again to continue there"
+CONTINUE_HINT: Final = "run `macfabric upgrade` again to continue there"
 SERVING: Final = frozenset({"ready", "draining"})
 PHASES: Final = {"suspect": "does not answer yet", "expired": "does not answer"}
 Json = dict[str, Any]
@@ -95,7 +95,7 @@ def run_upgrade(arguments: argparse.Namespace) -> int:
         results = _run(upgrade, arguments)
     except KeyboardInterrupt:
         where = f"{upgrade.node} may be drained or restarting; " if upgrade.node else ""
-        message = f"interrupted: {where}{GOES_ON}"
+        message = f"interrupted: {where}{CONTINUE_HINT}"
         raise CommandError(message, INTERRUPTED) from None
     if arguments.json:
         print_json({"results": results})
@@ -258,7 +258,7 @@ class Upgrade:
             time.sleep(POLL_S)
             drain = self._row(name).get("drain") or {"state": "ended"}
         if drain["state"] == "ended":
-            message = f"the drain of {name} was ended by `undrain`; {GOES_ON}"
+            message = f"the drain of {name} was ended by `undrain`; {CONTINUE_HINT}"
             raise CommandError(message)
         moved, left = drain.get("agents_moved", 0), drain.get("agents_left", 0)
         result |= {"moved": moved, "stayed": left}
@@ -329,7 +329,7 @@ class Upgrade:
         log = f"`macfabric logs --node {name}` there, and what `macfabric up` prints, may say more"
         return CommandError(
             f"{name} {why}. The other nodes were left as they are; {still}. {log}. Install the "
-            f"right code on its machine, or the previous version, then {GOES_ON}"
+            f"right code on its machine, or the previous version, then {CONTINUE_HINT}"
         )
 
     def _row(self, name: str) -> Json:

@@ -46,7 +46,7 @@ class Ledger:
         self._last: dict[NodeName, int] = {}
         self._last_cold: dict[NodeName, int] = {}
         self._count = 0
-        self.changed: set[NodeName] = set()  # nodes whose load changed, for who keeps snapshots
+        self.changed: set[NodeName] = set()  # nodes whose load changed, for the keeper of snapshots
 
     def begin(self, node: NodeName, prefill_s: float, *, cold: bool) -> Booking:
         """Book a turn; its prefill counts until `prefilled`."""

@@ -106,7 +106,7 @@ class OpenTurn:
                     yield part
 
     async def parts(self) -> AsyncGenerator[AnswerEvent | ToolCallPart, None]:
-        """Yield the same, and parts of calls as they are generated."""
+        """Yield the answer's events, with the parts of calls as they are generated."""
         is_first = True
         try:
             async for event in self._all_events():

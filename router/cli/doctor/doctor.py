@@ -42,7 +42,7 @@ from router.client.http_api import ClientError
 from router.supervise.ray_processes import SOCKET_PATH_BYTES_MAX, SOCKET_SUFFIX_BYTES
 from router.tls.authority import RENEW_BEFORE, Subject, expires_at
 
-_NOBODY = Subject(frozenset(), frozenset())
+_NO_SUBJECT = Subject(frozenset(), frozenset())
 
 
 def key_checks(data: Path, now: datetime) -> Iterator[Check]:
@@ -60,12 +60,12 @@ def _check(keys: KeyFolder, now: datetime) -> Check:
     for path in (*secret, keys.authority_key):
         if path.exists() and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             return Check(name, "error", f"{path} can be read by others; run `chmod 600` on it")
-    why = keys.why_renew(_NOBODY, now)
+    why = keys.why_renew(_NO_SUBJECT, now)
     if why is None:
         ends = expires_at(keys.certificate.read_bytes())
         return Check(name, "ok", f"the certificate is valid until {ends:%Y-%m-%d}")
     # A certificate that ends soon still works; one that has ended or does not match does not.
-    still_serves = keys.why_renew(_NOBODY, now - RENEW_BEFORE) is None
+    still_serves = keys.why_renew(_NO_SUBJECT, now - RENEW_BEFORE) is None
     remedy = "`macfabric certs rotate` replaces it; `macfabric up` does so by itself"
     return Check(name, "warning" if still_serves else "error", f"{why}; {remedy}")
 
