@@ -28,6 +28,8 @@ def choose(
     By seconds, `home` is preferred among nodes that cost about the same. An agent whose node is
     one of the `full` ones leaves it at any price.
     """
+    if len(options) == 1:
+        return options[0]
     stays = [option for option in options if option.how is How.STAY]
     moves = [option for option in options if option.how is How.MOVE]
     if moves and stays[0].node.name in full:

@@ -200,6 +200,8 @@ def coming_s(queue_s: float, prompts_s: Sequence[float], lead_s: float) -> float
 def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
     """Replace unmeasured speeds by the mean of the measured ones."""
     known = [rate for rate in measured if rate > 0]
+    if len(known) == len(measured):
+        return known
     mean = fmean(known) if known else unknown
     return [rate if rate > 0 else mean for rate in measured]
 

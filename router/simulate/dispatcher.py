@@ -158,7 +158,7 @@ class Dispatcher:
             return
         if target.reservation is not None:
             target.reservation.turns_count += 1
-        booking = self._fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
+        booking = self._fleet.ledger.begin(target.node, target.prefill_s, cold=target.is_cold)
         if self._observer is not None:
             self._observer.began(attempt.ticket, target.node)
         sent = Sent(attempt, target, booking)

@@ -12,7 +12,7 @@ Nothing is awaited between the snapshot of the fleet and the record of the decis
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fabric.ids import AgentKey, NodeName
 from fabric.turn.generation import HeadLoan
@@ -34,10 +34,18 @@ class Target:
     node: NodeName
     epoch: int
     waits: bool
-    prefill_s: float = 0.0
-    cold: bool = False
-    reservation: StartReservation | None = None
     decision: Decision | None = None  # from which it follows
+    reservation: StartReservation | None = None
+
+    @property
+    def prefill_s(self) -> float:
+        """Expected seconds of prefill on the node."""
+        return self.decision.prefill_s if self.decision is not None else 0.0
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the node has nothing of the prompt stored itself."""
+        return self.decision is not None and self.decision.is_cold
 
     @property
     def move(self) -> Decision | None:
@@ -82,10 +90,7 @@ class Targets:
         decision = self.decide(turn, given_up, full, may_move=may_move)
         if decision.loan is not None:
             self._fleet.partners.note(decision.loan.source, decision.node)
-        target = self._target_of(turn.key, decision)
-        return replace(
-            target, prefill_s=decision.prefill_s, cold=decision.is_cold, decision=decision
-        )
+        return self._target_of(turn.key, decision)
 
     def decide(
         self,
@@ -112,10 +117,10 @@ class Targets:
         node = decision.node
         if key is None or decision.how is How.MOVE:
             # The node finds an unnamed agent by content, so its epoch is unknown here.
-            return Target(node, epoch=0, waits=not decision.is_cold)
+            return Target(node, epoch=0, waits=not decision.is_cold, decision=decision)
         if decision.how is How.STAY:
-            return self._target_at_owner(key, node)
-        return self._target_of_start(key, node)
+            return self._target_at_owner(key, decision)
+        return self._target_of_start(key, decision)
 
     def recompute_s(self, turn: TurnRequest, without: NodeName) -> float:
         """Estimate the prefill of the prompt on another node."""
@@ -123,31 +128,32 @@ class Targets:
         fleet = snapshots.of_turn(self._fleet, turn, given_up)
         return recompute_s(snapshots.facts_of(turn, given_up), fleet)
 
-    def _target_at_owner(self, key: AgentKey, node: NodeName) -> Target:
+    def _target_at_owner(self, key: AgentKey, decision: Decision) -> Target:
         """Return the owner, at an epoch above those of other nodes that could fence its turn.
 
         Such a node was given an epoch that it never used, or has not reported yet and may own
         the agent.
         """
-        directory = self._fleet.directory
+        node, directory = decision.node, self._fleet.directory
         started, owner = directory.starting(key), directory.owner(key)
         if started is not None and started.node == node:
-            return Target(node, started.epoch, waits=True, reservation=started)
+            return Target(node, started.epoch, waits=True, decision=decision, reservation=started)
         is_latest = not self._fleet.may_have_later_owner(key)
         highest = max(directory.issued(key), directory.highest(key))
         if owner and highest <= owner.epoch and is_latest:
-            return Target(node, owner.epoch, waits=True)
+            return Target(node, owner.epoch, waits=True, decision=decision)
         epoch = self._fleet.begin_epoch(key)
-        return Target(node, epoch, waits=True, reservation=directory.reserve(key, node, epoch))
+        reserved = directory.reserve(key, node, epoch)
+        return Target(node, epoch, waits=True, decision=decision, reservation=reserved)
 
-    def _target_of_start(self, key: AgentKey, node: NodeName) -> Target:
+    def _target_of_start(self, key: AgentKey, decision: Decision) -> Target:
         """Reserve a node for an agent that no reachable node owns."""
-        directory = self._fleet.directory
+        node, directory = decision.node, self._fleet.directory
         owner = directory.owner(key)
         if owner is not None:
             self._telemetry.note_takeover()
             alias = self._fleet.alias(key)
             _LOG.warning("agent %s: %s takes over from %s", alias, node, owner.node)
         epoch = self._fleet.begin_epoch(key)
-        reservation = directory.reserve(key, node, epoch)
-        return Target(node, epoch, waits=False, reservation=reservation)
+        reserved = directory.reserve(key, node, epoch)
+        return Target(node, epoch, waits=False, decision=decision, reservation=reserved)

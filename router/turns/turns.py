@@ -363,7 +363,7 @@ class Turns:
         is_private = turn.key is not None and self._directory.is_private(turn.key)
         if reservation:
             reservation.turns_count += 1
-        entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.cold)
+        entry = fleet.ledger.begin(target.node, target.prefill_s, cold=target.is_cold)
         source: AsyncGenerator[Event, None] | None = None
         lent = fleet.ledger.fetching(target.decision)
         try:
