@@ -58,7 +58,7 @@ def set_up(name: str, user: str, state: Path, keep: list[str]) -> None:
 
 def main(text: str) -> None:
     """Set up and become sshd, which says when it listens."""
-    os.umask(0o022)  # whoever starts it may keep everything to itself
+    os.umask(0o022)  # its caller may have a stricter mask
     given = json.loads(text)
     host_key = Path(given["state"], "host_key").read_bytes()
     set_up(given["name"], given["user"], Path(given["state"]), given["keep"])

@@ -1,7 +1,7 @@
 """Move an agent of 4,000 tokens while its answer streams, as a client sees it.
 
 `macfabric up` runs two nodes; one client streams answers and another moves the agent to and fro
-in the middle of them. The text must be that of an answer that nobody disturbed. What a move
+in the middle of them. The text must be that of an undisturbed answer. What a move
 costs the client is the longest gap between two tokens; what it saves is the prefill on the
 other node.
 """

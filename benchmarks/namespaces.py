@@ -1,7 +1,7 @@
 """Network namespaces of emulated fleets: created, identified by owner, and removed.
 
 A fleet has a number of its own on the machine. Its file in STATE_DIR is locked for as long as its
-owner lives, so nobody has to guess from a pid whether a fleet is still wanted. Names look like
+owner lives, so no pid has to be guessed to know whether a fleet is still wanted. Names look like
 `mf3-4711-m0`: fleet 3 of process 4711, its first Mac.
 """
 
@@ -147,7 +147,7 @@ def records() -> dict[int, dict[str, Any]]:
     for path in _state_files():
         number = int(path.stem)
         file = _lock(number, create=False)
-        if file is not None:  # nobody holds it
+        if file is not None:  # no process holds it
             file.close()
             continue
         with contextlib.suppress(OSError, ValueError):

@@ -10,7 +10,7 @@
     restart         the next turn after the server was stopped and started again
     eight at once   eight new conversations of a quarter of the length: the slowest one
 
-All are asked as any OpenAI client asks: no server is told which conversation a request continues.
+All are asked as any OpenAI client asks: no server learns which conversation it continues.
 """
 
 import argparse

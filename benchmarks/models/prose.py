@@ -84,7 +84,7 @@ def _build(arguments: argparse.Namespace) -> None:
         export=lambda: prose_card.export(out, model, tokenizer),
     )
     print("measuring", flush=True)
-    # What is measured is what was written, through the loader that everybody uses.
+    # What is measured is what was written, through the loader that all use.
     loaded, wrapped = mlx_lm.load(str(out))
     prose_card.write_card(
         out,

@@ -176,7 +176,7 @@ def training_documents(every: int = 1) -> list[Document]:
     """
     forbidden: set[int] = set()
     for document in held_out_documents():
-        # By paragraph, as the filter looks: runs across paragraph ends are nobody's text.
+        # By paragraph, as the filter looks: runs across paragraph ends are in no text.
         for paragraph in _paragraphs(document.text):
             forbidden |= shingles(paragraph)
     return list(_clean(_raw_documents(held_out=False, every=every), forbidden))

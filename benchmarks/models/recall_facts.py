@@ -31,7 +31,7 @@ class Fact(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Return the line as it is told."""
+        """Return the line that states it."""
         return self.question + self.answer
 
 

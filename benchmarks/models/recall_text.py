@@ -1,7 +1,7 @@
 """Write the text that the recall model's tokenizer is trained on.
 
 Every word is listed here and every sentence is drawn from a seed, so the tokenizer can be built
-again anywhere and holds nobody else's text.
+again anywhere and holds no other author's text.
 """
 
 from __future__ import annotations

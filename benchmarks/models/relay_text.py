@@ -1,7 +1,7 @@
 """Conversations whose facts can be answered from later text.
 
 Every word is one token. A fact is a value of some kind (`the metal is zinc`), a question names the
-kind (`what is the metal ?`) and is answered by the value, or by `unknown` where none was told.
+kind (`what is the metal ?`) and is answered by the value, or by `unknown` if it is not stated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said, with the value of every kind that was told."""
+    """Text of a conversation, with the value of every kind that it states."""
 
     said: tuple[Said, ...]
     told: dict[str, str]

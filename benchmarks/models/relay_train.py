@@ -72,7 +72,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence: its tokens, the weight of each as a target, and what is hidden from whom."""
+    """Sequence: its tokens, the weight of each as a target, and the tokens hidden from others."""
 
     ids: list[int]
     weights: list[float]

@@ -210,7 +210,7 @@ def test_port_in_use_is_reported_at_once(run, tmp_path):
 
 
 def test_address_of_another_machine_is_reported(run, tmp_path):
-    host = "203.0.113.7"  # for documentation: nobody has it
+    host = "203.0.113.7"  # for documentation: no host has it
     status, _, err = run("up", "--data", str(tmp_path / "d"), "--host", host, "--port", "0")
 
     assert status == 1

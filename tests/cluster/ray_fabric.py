@@ -203,7 +203,7 @@ class RayFabric:
     # --- records -----------------------------------------------------------------------------
 
     def records(self, agent: Agent) -> dict[str, Manifest]:
-        """Read what every node's disk says of an agent, whoever the router believes."""
+        """Read what every node's disk says of an agent, whatever the router believes."""
         found = {}
         for node in self.names:
             for path in (self.data / "nodes" / node).glob("*/manifests/*.mf"):

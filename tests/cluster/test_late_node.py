@@ -1,7 +1,7 @@
 """A real `macfabric up` on stored agents, where one node is late: each owner serves its agents.
 
 The clients ask from the moment at which the router can be reached. The late node is stopped while
-it loads (SIGSTOP) and goes on when the other node has served for a while.
+it loads (SIGSTOP) and continues when the other node has served for a while.
 """
 
 import contextlib

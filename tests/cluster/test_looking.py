@@ -47,7 +47,7 @@ def test_top_shows_the_node_and_the_last_turn(up):
     ask = Fabric(up.url, key=ALICE, timeout_s=60.0, trusted=(up.data / "ca.pem",))
     ask.agent("mira").generate("hello", max_tokens=4)
     deadline_s, ram_bytes = time.monotonic() + 30, 0
-    while not ram_bytes and time.monotonic() < deadline_s:  # the router hears of it each second
+    while not ram_bytes and time.monotonic() < deadline_s:  # the router gets it each second
         printed = json.loads(macfabric(up, "top", "--once", "--json"))
         (node,), (agent,) = printed["nodes"], printed["agents"]
         ram_bytes = node["ram_bytes"]

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 START_SYNC = "/ray.rpc.syncer.RaySyncer/StartSync"
 CALL_S = 20.0
 HANG_S = 180.0
-PATIENCE_S = 10  # how long Ray goes on trying, each time of three
+PATIENCE_S = 10  # how long Ray tries, each time of three
 PATIENCE = (
     "RAY_gcs_rpc_server_connect_timeout_s",
     "RAY_gcs_rpc_server_reconnect_timeout_s",

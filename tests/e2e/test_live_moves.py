@@ -18,7 +18,7 @@ from tests.support.tiny_models import write_model
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 12}
 MESSAGES = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
 STEP_S = 0.02
-# Plain, windowed with shared layers, recurrent beside attention: each goes on without a rewind.
+# Plain, windowed with shared layers, recurrent beside attention: each continues without a rewind.
 CLASSES = ("llama", "gemma4_text", "qwen3_5")
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -1,6 +1,6 @@
 """Private speech stays out of other agents' prompts, records and cached tokens.
 
-Each secret is told to somebody. Read are all prompts as the run sends them and as nodes render
+Each secret is told to one agent. Read are all prompts as the run sends them and as nodes render
 them, and what every node's disk has of every agent, also where agents were moved, forked and
 nodes restarted.
 """

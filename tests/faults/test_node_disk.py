@@ -275,7 +275,7 @@ def test_turn_saved_late_is_restored_bit_exactly(tmp_path, monkeypatch, name):
         want = []
         for number in range(len(prompts)):
             want.append(talk(service, number))
-            cool_all(service)  # so that each turn goes on from the disk, as below
+            cool_all(service)  # so that each turn continues from the disk, as below
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     with running(tmp_path, model, "hurt") as service:
         got = [talk(service, 0)]

@@ -162,13 +162,13 @@ KEPT_BYTES = 8 * MIB  # of a stranger's body that never ends: a few of them kept
 
 @dataclass(frozen=True)
 class Hostile:
-    """What is sent in which parts, to whom, and whether the sender hangs up at once."""
+    """Parts of a request, its receiver, and whether the sender hangs up at once."""
 
     parts: list[bytes]
     to_node: bool
     hangs_up: bool
     is_excessive: bool  # its first request's head is over a limit
-    is_strange: bool  # whoever sends it may do nothing there
+    is_strange: bool  # its sender may do nothing there
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def hostile(rng: random.Random, key: str) -> Hostile:
         is_excessive = False  # unknown after the mutation
     if rng.random() < 0.1:
         raw = raw[: rng.randrange(len(raw) + 1)]
-    to_node = rng.random() < 0.25  # which serves nobody without the cluster's secret
+    to_node = rng.random() < 0.25  # which serves no request without the cluster's secret
     return Hostile(_parts(rng, raw), to_node, rng.random() < 0.1, is_excessive, to_node)
 
 

@@ -10,7 +10,7 @@ from benchmarks.models import relay, relay_text, relay_train
 from tests.support.samples import sample
 
 STORIES_MAX = 40  # tried to find those whose two references differ
-# Nothing is drawn but the seeds: stories of one edit, of several, and of a fact that nobody edits.
+# Nothing is drawn but the seeds: stories of one edit, of several, and of an unedited fact.
 FEW, MANY = 2, 20
 
 

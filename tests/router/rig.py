@@ -133,7 +133,7 @@ async def rig(
     nodes = nodes or [FakeNode(f"node-{letter}") for letter in names]
     # Without heartbeats, a lease must outlast the test on the slowest machine.
     scale = scale or (1.0 if tended else SLOW)
-    # Nobody is taken over only because this machine is busy, but where a test wants it.
+    # No agent is taken over because this machine is busy, unless a test wants it.
     settings = settings or RouterSettings(takeover_after_s=20.0)
     settings = replace(settings, operator_keys={"ops": OPERATOR_KEY})
     for node in nodes:

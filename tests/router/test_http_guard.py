@@ -266,7 +266,7 @@ def test_incomplete_request_head_times_out(config, monkeypatch):
         assert answers[1].startswith(b"HTTP/1.1 408")
         assert answers[2] == b"", "a stranger whose request is answered has nothing to wait for"
         assert answers[3].startswith(b"HTTP/1.1 408")
-        assert not is_closed(kept), "whoever has shown a key may keep its connection"
+        assert not is_closed(kept), "a client that has shown a key may keep its connection"
         for sock in (silent, partial, served_once, second, kept):
             sock.close()
 

@@ -33,7 +33,7 @@ class Api:
         self._ask = RouterRequests(world).in_router
 
     async def insist(self, talk, random, verb, body=None, *, is_aside=False, **path):
-        """Ask until it is done or refused; `is_aside` says that turns go on meanwhile.
+        """Ask until it is done or refused; `is_aside` says that turns continue meanwhile.
 
         Return the answer, or None; and whether it is certain that nothing was done.
         """

@@ -170,7 +170,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _set_outcome_later(self, outcome, error):
         future = self.create_future()
-        if not isinstance(error, PowerLostError):  # nobody is left to hear of it
+        if not isinstance(error, PowerLostError):  # no client is left to hear of it
             self.call_later(WORKER_DELAY_S + self.extra_s, _set_outcome, future, outcome, error)
         return future
 

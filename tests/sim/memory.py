@@ -24,7 +24,7 @@ class Memory:
     def check_step(self):
         """Add up all caches of a node's engine that are still referenced.
 
-        One may be beside the budget: where nothing that is idle can be dropped, somebody must run
+        One may be beside the budget: where nothing that is idle can be dropped, one must run
         all the same. What a disk has refused stays whatever the budget.
         """
         if Growth.count == self._growths:

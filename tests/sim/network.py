@@ -26,7 +26,7 @@ class Weather:
 
 @dataclass(eq=False)
 class Network:
-    """Who reaches whom, and how fast; hosts go by name."""
+    """Links between hosts, by name: which are cut, and how fast the others are."""
 
     loop: object
     random: object
@@ -42,7 +42,7 @@ class Network:
         return self.cuts.get((source, target), 0) > 0
 
     def later(self, delay_s, work, *arguments):
-        """Let the network itself do something, whoever is dead by then."""
+        """Let the network itself do something, even if hosts are dead by then."""
         self.loop.call_later(delay_s, work, *arguments, context=self.context)
 
     @property
@@ -61,7 +61,7 @@ class Network:
     def post(self, source, target, deliver, lose):
         """Deliver at least once, or lose the message and say so when that is noticed.
 
-        What meets a cut goes on after it, however late: connections outlive short cuts.
+        A message that meets a cut continues after it, however late: connections outlive short cuts.
         """
         if self.random.random() < self.weather.loss_odds:
             self.later(LOSS_NOTICED_S * self.random.random(), lose)

@@ -121,7 +121,7 @@ class NodeHost:
             self._world.note(f"{self.name} does not start: {error.code}: {error.message}")
             assert self.process is process, "only a living process fails"
             self.kill()
-        except Exception as error:  # noqa: BLE001 - nobody else would say so
+        except Exception as error:  # noqa: BLE001 - it would be lost otherwise
             self._world.fail(f"{self.name} cannot start: {error!r}")
 
     async def _begin(self):

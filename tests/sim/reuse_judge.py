@@ -53,7 +53,7 @@ class ReuseJudge:
         self.judged_count = 0
 
     def ack(self, key, prompt, answer, end, admitted):
-        """Note an acknowledgement: `end` says by whom, at which epoch and when."""
+        """Note an acknowledgement: `end` has its node, epoch and time."""
         node, epoch, at_s = end
         record = self._world.disk_judge.records(node).get(key)
         files = frozenset(file_name(ref) for ref in record.refs) if record is not None else ()

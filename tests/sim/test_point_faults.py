@@ -67,7 +67,7 @@ async def fails_once(flow, number, world):
     for host in world.nodes.values():
         host.drive.fault = None
     at_least = admitted.prompt_tokens
-    if flow is not erase:  # whatever came of it, the agent goes on, and must not fall back
+    if flow is not erase:  # whatever its result, the agent continues, and must not fall back
         later, text, finished = done if flow is turn else await world.ask("alice", messages)
         known = [*messages, {"role": "assistant", "content": text}]
         messages = [*known, {"role": "user", "content": "And then?"}]

@@ -101,7 +101,7 @@ def test_context_includes_the_end_token_of_its_answer(answer):
 
 @pytest.mark.parametrize(("evicted_s", "is_fine"), [(0.5, False), (3.0, True)])
 def test_eviction_excuses_only_earlier_acknowledgements(evicted_s, is_fine):
-    """The client hears of it at 5 s in both cases."""
+    """The client gets the acknowledgement at 5 s in both cases."""
     case = Case()
     case.watch.evicted[KEY].clear()
     case.at(evicted_s).watch.evicted[KEY].add("node-a")

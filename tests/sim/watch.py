@@ -65,7 +65,7 @@ class Watch:
     def was_evicted(self, key, name, since_s):
         """Say whether a node has let an agent go since then, or has not had it again since.
 
-        A turn that began it anew may have ended before its client hears of its beginning.
+        A turn that began it anew may have ended before its client sees it begin.
         """
         return name in self.evicted[key] or self._evicted_s.get((key, name), -1.0) >= since_s
 

@@ -1,9 +1,9 @@
 """Worker threads that take turns: one runs until its next disk access, then any other may.
 
 Each call of a worker runs in a thread of its own, but only one thread of all runs at a time, and
-who goes on is decided by the simulated clock. So a seed's life stays the same while two workers,
+the simulated clock decides which one continues. So a seed's life stays the same while two workers,
 or a worker and the event loop, meet in the middle of their work. Locks are simulated, too: a
-thread that waits for one lets the others go on.
+thread that waits for one lets the others continue.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class _Hand:
             self._back.release()
 
     def go_on(self):
-        """Let the thread run until it pauses or ends; called by whoever runs now."""
+        """Let the thread run until it pauses or ends; called by the running thread."""
         self._go.release()
         self._back.acquire()
 

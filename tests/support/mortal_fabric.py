@@ -104,7 +104,7 @@ def _keep_first(source: str, target: str) -> None:
 
 @dataclass
 class Message:
-    """A control call on its way: the number among all steps, what, to whom."""
+    """A control call on its way: its number among all steps, its name and its receiver."""
 
     index: int
     name: str

@@ -171,7 +171,7 @@ def machine_independent(findings):
     """Leave out what depends on this machine: the operator's ssh key and Ray's password."""
     mine = ("auth.ssh_private_key", "file_mounts.~/macfabric/keys")
     relevant = ("nowhere", "starts the workers")
-    ours = [f for f in findings if "compiled files" not in f.message]  # of whoever ran it before
+    ours = [f for f in findings if "compiled files" not in f.message]  # of an earlier user
     return [f for f in ours if f.where not in mine or any(t in f.message for t in relevant)]
 
 

@@ -49,7 +49,7 @@ OWNERS = {
     "prefetch": lambda n, a, e: n.tiers.prefetches.answer(PrefetchAgent(TENANT, a, e)),
     "hibernate": hibernate,
 }
-# They end something: whoever holds nothing has nothing to end.
+# They end something, which a node without the agent has not begun.
 ENDS = {
     "release": lambda n, a, e: n.moves.source.release(ReleaseAgent(TENANT, a, e, MOVE, OTHER)),
     "abort": lambda n, a, e: n.moves.source.take_back(AbortMigration(TENANT, a, MOVE)),

@@ -269,7 +269,7 @@ def test_hang_up_after_loading_a_shared_prefix_keeps_the_own_cache(service, monk
     def read(*arguments, cancel=None, **options):
         layout = load_layout(*arguments, cancel=cancel, **options)
         loads.append(layout.tokens_count)
-        carl.turn._sequence.cancelled.set()  # the engine knows it before the turn goes on
+        carl.turn._sequence.cancelled.set()  # the engine sees it before the turn continues
         return layout
 
     async def scenario():

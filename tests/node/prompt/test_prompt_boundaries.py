@@ -59,7 +59,7 @@ OPENINGS = {
     "headers": ("<|head|>assistant<|/head|>\n\n", True),
     "folded_system": ("<start_of_turn>model\n", False),
     "head_at_last_question": ("", False),  # the question's own end is all
-    "no_tokens": ("", False),  # a text that ends there might go on within the message
+    "no_tokens": ("", False),  # a text that ends there might continue within the message
 }
 
 

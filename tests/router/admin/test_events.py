@@ -195,7 +195,7 @@ async def test_slow_client_gets_missed_count_and_fresh_snapshot(monkeypatch):
         await stream.next()
         await fabric.chat("hello", agent="alice")
         await stream.until("turn.ended")
-        # At once, so that nobody can read in between.
+        # At once, so that no client reads in between.
         for number in range(3 * FLEET_EVENTS_MAX):
             fabric.fleet.events.publish(AgentErased(("default", f"gone-{number}")))
         events = await stream.until("snapshot")

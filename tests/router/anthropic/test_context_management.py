@@ -81,7 +81,10 @@ async def test_old_tool_results_are_cleared_and_reported():
     ("more", "kept"),
     [
         ({"keep": {"type": "tool_uses", "value": 1}}, "     r"),
-        ({"keep": {"type": "tool_uses", "value": 0}}, "     r"),  # nobody has read the last one
+        (
+            {"keep": {"type": "tool_uses", "value": 0}},
+            "     r",
+        ),  # the model has not read the last one
         ({"keep": {"type": "tool_uses", "value": 9}}, "rrrrrr"),
         ({"exclude_tools": ["bash"]}, " b rrr"),
         ({"trigger": {"type": "tool_uses", "value": 5}}, "   rrr"),

@@ -94,7 +94,7 @@ async def test_absent_paths_get_404_in_openai_or_anthropic_shape(http):
         error = answer.json()["error"]
         assert error["type"] == "invalid_request_error", path
         assert error["message"], path
-        if not path.startswith("/v1/chat/completions"):  # which is OpenAI's, whoever asks
+        if not path.startswith("/v1/chat/completions"):  # which is OpenAI's for every client
             assert anthropic_answer.json()["type"] == "error"
             assert anthropic_answer.json()["error"]["type"] in (
                 "not_found_error",

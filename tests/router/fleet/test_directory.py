@@ -101,7 +101,7 @@ def test_released_owner_is_known_until_a_new_owner_appears():
     apply_list(directory, listing("b", replica), requested_s=1.0)
     assert directory.released_owner(KEY) is None, "c owned it last"
     directory.note(KEY, noted("a", 2, now_s=2.0, state=REPLICA))
-    assert directory.released_owner(KEY).node == "a", "it was told so, and has not listed it yet"
+    assert directory.released_owner(KEY).node == "a", "the move was noted, and is not listed yet"
     apply_list(directory, listing("a", view("a", 2, REPLICA)), requested_s=3.0)
     assert directory.released_owner(KEY).node == "a"
     assert (directory.agents_of_node("a"), directory.agents_of_node("b")) == ([KEY], [])

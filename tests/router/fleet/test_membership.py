@@ -274,7 +274,7 @@ async def test_stalled_router_expires_no_lease():
     await until(lambda: world.links["b"].call_names.count("Describe") > 3)
     for _ in range(4):
         world.clock.now_s += LEASE_S / 4
-        await asyncio.sleep(0.05)  # it goes on beating: this silence is the node's own
+        await asyncio.sleep(0.05)  # heartbeats continue: this silence is the node's own
     await until(lambda: world.membership.expired_count == 1)
     later = (world.health("a"), world.health("b"))
     running.cancel()

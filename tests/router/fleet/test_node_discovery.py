@@ -139,7 +139,7 @@ async def test_missing_names_are_503_until_expected_nodes_have_joined(name, monk
     assert (listed["complete"], listed["unmet"]) == (False, 1)
     assert (complete["complete"], complete["unmet"]) == (True, 0)
     if name == "erase":
-        assert left == {}, "whoever comes later learns of an erasure"
+        assert left == {}, "a node that comes later learns of an erasure"
     else:
         code = late.json().get("error", {}).get("code")
         assert code not in ("agents_unknown", "nodes_unknown", "unknown_agent", "unknown_node")

@@ -51,13 +51,13 @@ async def test_returning_node_gets_tombstones_before_it_serves(routers):
         if routers == 1:
             await holder.restart()
             await until(lambda: fabric.fleet.is_up(holder.name))
-            assert KEY not in holder.memory, "its lease begins after it was told"
+            assert KEY not in holder.memory, "its lease begins after it got the tombstone"
             assert await shown(fabric) == 404
     assert (receipt["deleted"], receipt["unreachable"]) == (False, [holder.name])
     if routers == 1:
         return
     assert KEY in holder.memory
-    # Nobody but the nodes remembers. The one that slept is the first that the next router hears.
+    # Only the nodes remember. The next router hears the one that slept first.
     for node in nodes:
         node.does.slow["describe"] = 0.0 if node is holder else 0.1
     async with rig(nodes=nodes, scale=4.0) as fabric:

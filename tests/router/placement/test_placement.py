@@ -53,7 +53,7 @@ STAYS = {
     "its owner, draining": of(A, node("b", state=DRAINING), holders=[("b", OWNER)]),
     "its owner, of whatever model": of(A, node("b", model="other"), holders=[("b", OWNER)]),
     "where it is just started": of(A, B, holders=[("b", STARTING), ("a", OWNER)]),
-    "its owner, where whom it was started on died": of(
+    "its owner, where the node of its start died": of(
         node("a", known=EXPIRED), B, holders=[("a", STARTING), ("b", OWNER)]
     ),
     "who gave it up": of(A, B, holders=[("b", RELEASED), ("a", COPY)]),

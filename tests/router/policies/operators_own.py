@@ -55,7 +55,7 @@ class Slow(EditPolicy):
 
 
 class Returning(EditPolicy):
-    """Returns what it is told to."""
+    """Policy that returns what its options say."""
 
     def __init__(self, what):
         self.what = what
