@@ -9,10 +9,10 @@ from fabric.control.change_calls import COLUMNS, AgentChanges, ListChanges
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.control.versions import BAD_NODE_ANSWER
 from fabric.errors import FabricError, RejectedError
-from fabric.ids import AgentKey, NodeName
+from fabric.ids import NodeName
 from router.fleet.directory import Directory
 from router.fleet.node_client import NodeLink
-from router.limits import AGENTS_PER_STEP, LIST_PAGES_MAX
+from router.limits import AGENTS_PER_STEP, LIST_PAGES_MAX, ROWS_PER_STEP
 from router.placement.sketch_index import SketchIndex
 
 
@@ -30,16 +30,16 @@ class AgentReports:
         """
         node, directory = agents.node, self._directory
         is_first = not directory.has_list(node)
-        is_applied, listed = directory.begin_list(agents), set[AgentKey]()
+        is_applied, absent = directory.begin_list(agents), directory.keys_absent_from(agents)
         for number, item in enumerate(agents.agents):
             if number % AGENTS_PER_STEP == AGENTS_PER_STEP - 1:
                 await asyncio.sleep(0)
-            listed.add(item.view.key)
+            absent.pop(item.view.key, None)
             if is_applied:
                 directory.put_listed(node, item.view, requested_s, is_first_list=is_first)
             self._put_sketch(agents, item)
         if is_applied:
-            for tenant, agent in directory.end_list(agents, listed, requested_s):
+            for tenant, agent in directory.end_list(agents, absent, requested_s):
                 self._sketches.remove(tenant, node, agent)
 
     def _put_sketch(self, agents: AgentList, item: AgentSketch) -> None:
@@ -98,13 +98,17 @@ async def _part(link: NodeLink, incarnation: int, since: int) -> AgentList:
 
 async def _rows(link: NodeLink, incarnation: int, since: int) -> AgentList:
     found = await link.call(ListChanges(incarnation, since, COLUMNS), AgentChanges)
+    agents: list[AgentSketch] = []
     try:
-        agents = tuple(row.listed() for row in found.agents)
+        for row in found.agents:
+            if len(agents) % ROWS_PER_STEP == ROWS_PER_STEP - 1:
+                await asyncio.sleep(0)
+            agents.append(row.listed())
     except RejectedError as error:
         message = f"{link.name} sent an invalid list: {error.message}"
         raise FabricError(message, code=BAD_NODE_ANSWER) from None
     version, gone = (found.incarnation, found.changes), found.gone or ()
-    return AgentList(link.name, *version, agents, found.since, gone, bool(found.more))
+    return AgentList(link.name, *version, tuple(agents), found.since, gone, bool(found.more))
 
 
 def _join_sketch(earlier: AgentSketch | None, later: AgentSketch) -> AgentSketch:

@@ -13,8 +13,7 @@ arrive late, twice, or in any order.
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from fabric.control.node_calls import AgentList, AgentView
@@ -154,17 +153,21 @@ class Directory:
             listed = Holding(node, view.epoch, view.state, requested_s, view.group, view)
             self._put(view.key, listed, is_first_list=is_first_list)
 
+    def keys_absent_from(self, agents: AgentList) -> dict[AgentKey, None]:
+        """Return the agents that a node no longer has, but for those that its list contains."""
+        if agents.since:
+            return dict.fromkeys((name.tenant, name.agent) for name in agents.gone)
+        return self._by_node.get(agents.node, {}).copy()
+
     def end_list(
-        self, agents: AgentList, listed: AbstractSet[AgentKey], requested_s: float
+        self, agents: AgentList, absent: Iterable[AgentKey], requested_s: float
     ) -> list[AgentKey]:
-        """End the application of a list; return the agents that the node no longer has."""
+        """End the application of a list that lacks the agents `absent`; return those forgotten."""
         here = self._by_node.get(agents.node, {})
-        named = dict.fromkeys((name.tenant, name.agent) for name in agents.gone)
-        away = [key for key in named if key in here]
         gone = [
             key
-            for key in (away if agents.since else here)
-            if key not in listed and self._holdings[key][agents.node].noted_s <= requested_s
+            for key in absent
+            if key in here and self._holdings[key][agents.node].noted_s <= requested_s
         ]
         for key in gone:
             self.forget(key, agents.node)

@@ -39,10 +39,11 @@ def apply_list(directory, agents, requested_s):
     is_first = not directory.has_list(agents.node)
     if not directory.begin_list(agents):
         return set()
+    absent = directory.keys_absent_from(agents)
     for item in agents.agents:
+        absent.pop(item.view.key, None)
         directory.put_listed(agents.node, item.view, requested_s, is_first_list=is_first)
-    listed = {item.view.key for item in agents.agents}
-    return directory.end_list(agents, listed, requested_s)
+    return directory.end_list(agents, absent, requested_s)
 
 
 def noted(node, epoch, now_s, state=OWNED, group=None):
