@@ -27,8 +27,8 @@ from node.agents.agent_table import AgentTable
 from node.limits import VIEWS_KEPT_MAX
 from node.net.link_table import LinkTable
 from node.view_history import ViewHistory
-from tests.router.fake_memory import ManualClock
 from tests.router.placement.snapshots import view
+from tests.support.clocks import ManualClock
 
 NODE = NodeName("node-0004")
 KEY = (TenantId("default"), AgentId("agent-000123"))

@@ -8,7 +8,7 @@ import pytest
 
 from fabric.control.usage_view import CRASHED, KILLED, OUT_OF_MEMORY, STOPPED
 from node.last_exit import MARK, ExitWatch, PreviousLog
-from tests.router.fake_memory import ManualClock
+from tests.support.clocks import ManualClock
 
 
 def watch(folder, clock, kills=lambda: 3):

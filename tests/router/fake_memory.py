@@ -1,7 +1,6 @@
 """A fake node's state and its test hooks, apart from any transport."""
 
 import json
-import time
 from dataclasses import dataclass, field
 
 from fabric.control.node_calls import LastMatch, SealAgent
@@ -10,30 +9,6 @@ from fabric.record.manifest import OwnerState
 from fabric.turn.generation import MatchKind
 
 BLOCK_CHARS = 64
-
-
-class ScaledClock:
-    """Real time, faster: leases of seconds run out in tests' milliseconds."""
-
-    def __init__(self, scale=1.0):
-        self._scale = scale
-
-    def monotonic_s(self):
-        return time.monotonic() * self._scale
-
-    def wall_s(self):
-        return 1_700_000_000.0 + time.monotonic()
-
-
-class ManualClock:
-    def __init__(self):
-        self.now_s = 1000.0
-
-    def monotonic_s(self):
-        return self.now_s
-
-    def wall_s(self):
-        return 1_700_000_000.0 + self.now_s
 
 
 @dataclass

@@ -21,8 +21,8 @@ from router.fleet.node_client import HttpNodeLink
 from router.fleet.node_http import NodeHttp
 from router.serve import http_config
 from router.services import assemble
-from tests.router.fake_memory import ScaledClock
 from tests.router.fake_node import CLUSTER_KEY, MODEL, FakeNode
+from tests.support.clocks import ScaledClock
 from tests.support.documented import Documented
 
 KEY = "key-of-tenant-one"

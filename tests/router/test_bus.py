@@ -5,7 +5,7 @@ import pytest
 from fabric.errors import OverloadedError
 from router.events import AgentErased, DrainChanged, FleetEvents, NodeChanged
 from router.limits import FLEET_EVENTS_MAX, FLEET_FOLLOWERS_MAX
-from tests.router.fake_memory import ScaledClock
+from tests.support.clocks import ScaledClock
 
 pytestmark = pytest.mark.anyio
 READY = NodeChanged("node-a", "ready", None)

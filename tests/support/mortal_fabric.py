@@ -29,6 +29,7 @@ from router.fresh_ids import fresh_operation
 from router.prompt import chat_prompt
 from router.services import Services, assemble
 from router.turn_request import TurnRequest
+from tests.support.clocks import ScaledClock
 from tests.support.conversations import read_messages
 from tests.support.incoming import pinned_blocks
 from tests.support.services import KEY, TENANT, call, start_service
@@ -37,19 +38,6 @@ SCALE = 6.0  # of the router's clock by default: leases of a second
 # Sent periodically: no step of a move.
 WATCHING = ("describe", "describe_changes", "list_agents", "list_changes")
 SETTLE_S = 30.0
-
-
-@dataclass
-class ScaledClock:
-    """Real time, faster, so that leases run out soon."""
-
-    scale: float
-
-    def monotonic_s(self) -> float:
-        return asyncio.get_running_loop().time() * self.scale
-
-    def wall_s(self) -> float:
-        return 1_700_000_000.0 + asyncio.get_running_loop().time()
 
 
 @dataclass

@@ -7,9 +7,9 @@ from fabric.settings import RouterSettings
 from router.turn_request import TurnRequest
 from router.turns.attempts import Attempt
 from router.turns.owner_wait import AwaitedNodes
-from tests.router.fake_memory import ManualClock
 from tests.router.rig import KEY, OPERATOR_KEY, OTHER_KEY, rig
 from tests.router.sse_reader import following
+from tests.support.clocks import ManualClock
 
 pytestmark = pytest.mark.anyio
 TENANTS = RouterSettings(

@@ -18,9 +18,9 @@ from node.view_history import ViewHistory
 from router.fleet.membership import LeaseState, Membership
 from router.fleet.node_client import NodeLostError
 from router.limits import LEASE_S, SUSPECT_S, WHOLE_LIST_S
-from tests.router.fake_memory import ManualClock
 from tests.router.fake_node import FakeNode
 from tests.router.rig import until
+from tests.support.clocks import ManualClock
 
 pytestmark = pytest.mark.anyio
 

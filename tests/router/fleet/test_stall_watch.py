@@ -7,8 +7,8 @@ import pytest
 
 from router.fleet.membership import LeaseState
 from router.fleet.stall_watch import StallWatch
-from tests.router.fake_memory import ScaledClock
 from tests.router.rig import rig, until
+from tests.support.clocks import ScaledClock
 
 pytestmark = pytest.mark.anyio
 STALL_S = 0.4  # of the loop, again and again; a lease of the rig lasts less than two of them

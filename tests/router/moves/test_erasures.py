@@ -6,9 +6,10 @@ import pytest
 
 from fabric.record.manifest import OwnerState
 from fabric.settings import RouterSettings
-from tests.router.fake_memory import Memory, ScaledClock
+from tests.router.fake_memory import Memory
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
+from tests.support.clocks import ScaledClock
 from tests.support.samples import sample
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,8 @@ from router.placement.choice import Policy
 from router.placement.decision import How, TurnFacts
 from router.placement.placement import Placement
 from router.placement.snapshot import HolderRole, PrefixHolder
-from tests.router.fake_memory import ManualClock
 from tests.router.placement.snapshots import fleet, holder, node
+from tests.support.clocks import ManualClock
 
 ALICE = AgentId("alice")
 TURN = TurnFacts("m", 11_000, 16, "t:alice", agent=ALICE)

@@ -21,8 +21,8 @@ from router.telemetry import Telemetry
 from router.turns import decision_log
 from router.turns.decision_log import DecisionLog, trace_rows
 from router.turns.open_turn import EndedTurn
-from tests.router.fake_memory import ManualClock
 from tests.router.rig import rig
+from tests.support.clocks import ManualClock
 
 pytestmark = pytest.mark.anyio
 PATH = "/v1/placement/decisions"

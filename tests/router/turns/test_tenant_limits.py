@@ -20,9 +20,9 @@ from router.turns.tenant_limits import (
     TURNS_LIMIT,
     TenantAccounts,
 )
-from tests.router.fake_memory import ManualClock
 from tests.router.fake_node import MODEL
 from tests.router.rig import KEY, OTHER_KEY, rig, until
+from tests.support.clocks import ManualClock
 
 pytestmark = pytest.mark.anyio
 ONE, TWO = TenantId("one"), TenantId("two")

@@ -21,8 +21,8 @@ from router.turns.tenant_usage import (
     encode_usage,
     saved_s,
 )
-from tests.router.fake_memory import ManualClock
 from tests.router.rig import KEY, OTHER_KEY, rig, until
+from tests.support.clocks import ManualClock
 
 ONE, TWO = TenantId("one"), TenantId("two")
 HOUR_S = 3600
