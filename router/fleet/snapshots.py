@@ -98,10 +98,9 @@ def with_move_targets(fleet: Fleet, turn: TurnRequest, found: FleetSnapshot) -> 
         return found
     nodes = found.nodes
     if fleet.nodes.is_large:
-        holders = (holder.node for holder in found.holders)
-        nodes = fleet.nodes.of(
-            dict.fromkeys([*nodes, *holders]) | _least_loaded(fleet, owner.node, MOVE_TARGETS_MAX)
-        )
+        names = dict.fromkeys(holder.node for holder in found.holders)
+        names |= _least_loaded(fleet, owner.node, MOVE_TARGETS_MAX)
+        nodes = {**nodes, **fleet.nodes.of(name for name in names if name not in nodes)}
     return replace(
         found,
         nodes=nodes,
