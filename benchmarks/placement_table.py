@@ -67,9 +67,8 @@ def tables(studies: Studies) -> Iterator[str]:
     """Yield the lines of one table for each link."""
     others = studies.policies
     columns = (*OWN_COLUMNS, *others)
-    for link, cells in sorted(studies.shipped.items(), key=lambda each: float(each[0])):
-        seeds = sorted(_common_seeds(studies, cells))
-        yield f"## Links of {float(link) / 1_000:g} Gbit/s"
+    for link, cells, seeds in _links(studies):
+        yield f"## Links of {link}"
         yield f"Seeds {', '.join(map(str, seeds))}."
         yield ""
         yield _line(columns)
@@ -96,14 +95,19 @@ def gains(studies: Studies) -> Iterator[str]:
     workloads = sorted({workload for workload, _ in before})
     yield _line(("link", *workloads))
     yield "|---" * (len(workloads) + 1) + "|"
-    for link, cells in sorted(studies.shipped.items(), key=lambda each: float(each[0])):
-        seeds = sorted(_common_seeds(studies, cells))
+    for link, cells, seeds in _links(studies):
         means: dict[str, list[tuple[float, float]]] = {workload: [] for workload in workloads}
         for cell, own in cells.items():
             mean, p95 = _ratios(studies, OWNER_ALWAYS, cell, own, seeds)
             means[cell[0]].append((mean.mean, p95.mean))
         overall = (_overall(means[workload]) for workload in workloads)
-        yield _line((f"{float(link) / 1_000:g} Gbit/s", *overall))
+        yield _line((link, *overall))
+
+
+def _links(studies: Studies) -> Iterator[tuple[str, dict[Cell, dict[int, Run]], list[int]]]:
+    """Yield each link's rate, the placement's runs on it, and the seeds that all policies have."""
+    for link, cells in sorted(studies.shipped.items(), key=lambda each: float(each[0])):
+        yield f"{float(link) / 1_000:g} Gbit/s", cells, sorted(_common_seeds(studies, cells))
 
 
 def _common_seeds(studies: Studies, cells: dict[Cell, dict[int, Run]]) -> set[int]:

@@ -40,7 +40,7 @@ class SummarizeToStub(EditPolicy):
         cut = in_strides(len(starts) - 1 - self.turns, self.every)
         if not cut:
             return messages
-        kept, dropped = _part_messages(messages[: starts[cut]])
+        kept, dropped = _split_system(messages[: starts[cut]])
         first = messages[starts[cut]]  # never the last user message, as the current turn is kept
         headed = replace(first, texts=(f"{_stub(dropped)}\n\n", *first.texts))
         return [*kept, headed, *messages[starts[cut] + 1 :]]
@@ -57,7 +57,7 @@ class SummarizeToStub(EditPolicy):
         if not cut:
             return messages
         start, end = places[0], places[cut]
-        kept, dropped = _part_messages(messages[start:end])
+        kept, dropped = _split_system(messages[start:end])
         return [
             *messages[:start],
             *kept,
@@ -66,7 +66,7 @@ class SummarizeToStub(EditPolicy):
         ]
 
 
-def _part_messages(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+def _split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
     """Return the system messages and the others."""
     kept = [each for each in messages if each.role is MessageRole.SYSTEM]
     return kept, [each for each in messages if each.role is not MessageRole.SYSTEM]
