@@ -78,7 +78,7 @@ class Ours:
         mx.synchronize()
 
 
-class AvailableBlocks:
+class UpstreamBatch:
     """mlx-lm's BatchGenerator with full-precision caches, padded to the longest."""
 
     def __init__(self, model: Any, tokens: list[int], lengths: Sequence[int]) -> None:
@@ -100,14 +100,14 @@ class AvailableBlocks:
         mx.synchronize(self._generator.stream)
 
 
-def burst(contestant: Ours | AvailableBlocks, steps: int) -> int:
+def burst(contestant: Ours | UpstreamBatch, steps: int) -> int:
     """Decode some steps to the end; return the tokens made."""
     tokens = sum(contestant.step() for _ in range(steps))
     contestant.finish()
     return tokens
 
 
-def first_steps(contestant: Ours | AvailableBlocks) -> dict[str, float]:
+def first_steps(contestant: Ours | UpstreamBatch) -> dict[str, float]:
     """Return what the first steps take in memory beside the agents' caches, and in time."""
     mx.clear_cache()
     held_bytes = mx.get_active_memory()
@@ -144,15 +144,15 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 def compare(
     load: str, engine: Engine, model: Any, plan: Plan
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Return each contestant's figures under one load, and the ratios of ours to stock."""
+    """Return each contestant's figures under one load, and the ratios of ours to mlx-lm."""
     lengths = plan.loads[load]
     tokens = workload.pattern(plan.shape.vocabulary)
     say(f"{load}: filling the caches, forming the batches")
     ours = Ours(engine, tokens, lengths)
     figures = {"macfabric": first_steps(ours)}
-    available = AvailableBlocks(model, tokens, lengths)
-    figures["mlx_lm"] = first_steps(available)
-    works = {"macfabric": partial(burst, ours, STEPS), "mlx_lm": partial(burst, available, STEPS)}
+    upstream = UpstreamBatch(model, tokens, lengths)
+    figures["mlx_lm"] = first_steps(upstream)
+    works = {"macfabric": partial(burst, ours, STEPS), "mlx_lm": partial(burst, upstream, STEPS)}
     spent = contest(load, works, plan.rounds[load])
     for side, taken in spent.items():
         assert all(one.tokens_count == len(lengths) * STEPS for one in taken), "tokens were lost"

@@ -12,9 +12,12 @@ import numpy as np
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from fabric.hosting.clock import SystemClock
 from fabric.settings import KvBits
 from fabric.turn.generation import Sampling
 from node.mlx.engine import DecodeSlot, Engine
+from node.mlx.form_trial import choose_forms
+from node.mlx.packed_product import use_forms
 from node.mlx.probe.probe import fit_engine
 from node.mlx.resident_cache import ResidentCache
 from node.store.staging import Place
@@ -67,8 +70,10 @@ def build_model(shape: Geometry, seed: int = 0) -> Any:
 
 
 def build_engine(model: Any) -> Engine:
-    """Build the node's engine around a model, as a node does."""
-    return fit_engine(model, KvBits())
+    """Build the node's engine around a model, and choose its forms of products, as a node does."""
+    engine = fit_engine(model, KvBits())
+    use_forms(choose_forms(engine.spec, model.args.num_attention_heads, SystemClock()))
+    return engine
 
 
 def pattern(vocabulary: int, seed: int = 0) -> list[int]:

@@ -1,4 +1,4 @@
-"""Measure this node's prefill speed at start, and choose how it multiplies values.
+"""Measure this node's prefill speed at start, and choose how it multiplies keys and values.
 
 The router places turns by that speed. Without a first figure, the first node to serve a turn would
 look faster than all others.
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from fabric.errors import FabricError
 from fabric.ports import Clock
 from node.engine.engine_thread import EngineThread
-from node.mlx import attention, backend
-from node.mlx.packed_attention import use_values_form
-from node.mlx.values_trial import choose_values_form
+from node.mlx import attention
+from node.mlx.form_trial import choose_forms
+from node.mlx.packed_product import use_forms
 
 TRIAL_TOKENS = 128  # shorter chunks measure the overhead, not the speed
 TRIAL_RUNS_MAX = 3  # the first one may load weights and build kernels
@@ -30,7 +30,7 @@ def trial_tokens(encode: Callable[[str], Sequence[int]], context_tokens_max: int
 
 
 async def measure_prefill(engine: EngineThread, clock: Clock, tokens: list[int]) -> None:
-    """Measure the prefill speed of a short prompt; on a GPU, choose the form of values."""
+    """Measure the prefill speed of a short prompt, and choose the forms of attention's products."""
     try:
         await asyncio.wrap_future(engine.call(lambda: _measure(engine, clock, tokens)))
     except FabricError as error:
@@ -50,5 +50,5 @@ def _measure(thread: EngineThread, clock: Clock, tokens: list[int]) -> None:
         if ended_s - began_s > TRIAL_S:
             break
     thread.prefill_speed.start(len(tokens), best_s)
-    if backend.current().is_gpu and calls:
-        use_values_form(choose_values_form(engine.spec, calls[0].heads, clock))
+    if calls:
+        use_forms(choose_forms(engine.spec, calls[0].heads, clock))

@@ -1,4 +1,4 @@
-"""Attention over quantized keys and values, without unpacking them.
+"""Attention over quantized keys and values.
 
 All query heads that share a key head are rows of one product, so nothing is broadcast. Sinks are
 logits without values: they take a share of the softmax, and the output is scaled by the rest.
@@ -13,17 +13,16 @@ multiplies each tile by the queries of every run that overlaps it:
     products     0a  1a 1b 1c  2c  3c
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import mlx.core as mx
 import numpy as np
 
 from fabric.kvcache.arrangement import Shift, shift_runs
 from node.limits import TILE_PLANS_MAX
+from node.mlx.packed_product import Forms, chosen_forms, keys_product, values_product
 from node.mlx.token_store import Packed
 
 TILE_TOKENS = 8  # Metal's kernel computes eight scores at a time; longer tiles waste products
@@ -99,21 +98,6 @@ def tiled_scores(
     return mx.take(scores, plan.place_of, axis=-1)
 
 
-class ValuesForm(StrEnum):
-    """Form of the product of one key head's queries and values."""
-
-    FOLDED = "folded"  # in one product
-    APART = "apart"  # one product for each
-
-
-_chosen = threading.local()  # of the engine's thread: tests run several in one process
-
-
-def use_values_form(form: ValuesForm) -> None:
-    """Set the form of this thread's attention."""
-    _chosen.values_form = form
-
-
 def packed_attention(
     queries: mx.array,
     keys: Packed,
@@ -163,24 +147,14 @@ def _attend(
     folded: mx.array, keys: Packed, values: Packed, mask: mx.array | str | None, count: int
 ) -> tuple[mx.array, mx.array]:
     """Attend folded queries of `count` tokens; return the output and its scores."""
-    scores = _scores(folded, keys)
+    forms = chosen_forms()
+    scores = _scores(folded, keys, forms)
     batch, kv_heads, rows, tokens_count = scores.shape
     if mask is not None:
         grouped = scores.reshape(batch, kv_heads, rows // count, count, tokens_count)
         scores = _apply_mask(grouped, mask).reshape(scores.shape)
     weights = mx.softmax(scores, axis=-1, precise=True)
-    form = getattr(_chosen, "values_form", ValuesForm.FOLDED)
-    return values_product(weights, values, form), scores
-
-
-def values_product(weights: mx.array, values: Packed, form: ValuesForm) -> mx.array:
-    """Multiply `[batch, kv_heads, rows, tokens]`; return `[batch, kv_heads, rows, width]`."""
-    packed, bits = values[:3], {"group_size": values.group_size, "bits": values.bits}
-    if form is ValuesForm.FOLDED:
-        return mx.quantized_matmul(weights, *packed, transpose=False, **bits)
-    apart = (array[:, :, None] for array in packed)
-    out = mx.quantized_matmul(weights[..., None, :], *apart, transpose=False, **bits)
-    return out.squeeze(-2)
+    return values_product(weights, values, forms.values), scores
 
 
 def _less_sinks(out: mx.array, score_sums: mx.array, sinks: mx.array) -> mx.array:
@@ -191,20 +165,19 @@ def _less_sinks(out: mx.array, score_sums: mx.array, sinks: mx.array) -> mx.arra
     return out * mx.sigmoid(score_sums - sink.astype(score_sums.dtype))[..., None]
 
 
-def _scores(queries: mx.array, keys: Packed) -> mx.array:
-    bits = {"group_size": keys.group_size, "bits": keys.bits}
+def _scores(queries: mx.array, keys: Packed, forms: Forms) -> mx.array:
     if keys.moved_rows is None:
-        return mx.quantized_matmul(queries, *keys[:3], transpose=True, **bits)
+        return keys_product(queries, keys, forms)
     parts, moved_rows, done, tokens_count = [], keys.moved_rows, 0, keys.codes.shape[2]
     if len(moved_rows.shifts) >= TILED_RUNS_MIN:
         plan = tile_plan(moved_rows.shifts)
         rotated, done = moved_rows.rotate_back(queries, plan.deltas), plan.tokens_count
+        bits = {"group_size": keys.group_size, "bits": keys.bits}
         parts.append(tiled_scores(rotated, keys[:3], plan, bits))
         moved_rows = moved_rows.from_row(done, tokens_count)
     for run, rotated in moved_rows.rotate_queries(queries, tokens_count - done):
         start, end = run.start + done, run.end + done
-        codes, scales, biases = (array[:, :, start:end] for array in keys[:3])
-        parts.append(mx.quantized_matmul(rotated, codes, scales, biases, transpose=True, **bits))
+        parts.append(keys_product(rotated, keys.between(start, end), forms))
     return mx.concatenate(parts, axis=-1)
 
 

@@ -45,6 +45,11 @@ class Packed(NamedTuple):
             numbers = numbers[..., : self.width]
         return numbers if self.moved_rows is None else self.moved_rows.rotate_rows(numbers)
 
+    def between(self, start: int, end: int) -> "Packed":
+        """Return tokens `start:end` as they are stored."""
+        codes, scales, biases = (array[:, :, start:end] for array in self[:3])
+        return Packed(codes, scales, biases, self.bits, self.group_size, self.width)
+
 
 def round_up(tokens_count: int) -> int:
     """Round a capacity up to the growth step."""
