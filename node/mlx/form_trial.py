@@ -1,4 +1,4 @@
-"""Choice of the forms in which attention multiplies packed vectors, by a trial at start.
+"""Choice of the forms in which attention computes on packed vectors, by a trial at start.
 
 Query heads of one key head are rows of one product. On a GPU, MLX divides a product of few rows
 among all cores, and walks all tokens of one of more rows with a few of them, so beyond some number
@@ -21,6 +21,7 @@ from node.mlx.packed_product import (
     UNPACKED_BITS,
     Forms,
     ValuesForm,
+    softmax,
     values_product,
 )
 from node.mlx.token_store import DTYPES, Packed, TokenStore
@@ -43,7 +44,8 @@ def choose_forms(spec: ModelCacheSpec, query_heads: int, clock: Clock) -> Forms:
         return PACKED
     forms = ValuesForm.FOLDED, ValuesForm.UNPACKED
     values = _fastest(forms, slot, max(rows, _CPU_ROWS_MIN), clock)
-    return Forms(values, 1 if values is ValuesForm.UNPACKED else SLOW_KEY_ROWS_MIN)
+    key_rows_min = 1 if values is ValuesForm.UNPACKED else SLOW_KEY_ROWS_MIN
+    return Forms(values, key_rows_min, has_powers=_has_fast_powers(clock))
 
 
 def _fastest(forms: tuple[ValuesForm, ...], slot: SlotSpec, rows: int, clock: Clock) -> ValuesForm:
@@ -56,13 +58,18 @@ def _fastest(forms: tuple[ValuesForm, ...], slot: SlotSpec, rows: int, clock: Cl
     weights = mx.softmax(mx.random.normal(shape, values.scales.dtype), axis=-1)
     mx.eval(store.arrays, weights)
 
-    def run_s(form: ValuesForm) -> float:
-        return min(
-            _seconds(lambda: values_product(weights, values, form), clock)
-            for _ in range(TRIAL_RUNS)
-        )
+    return min(
+        forms, key=lambda form: _least_s(lambda: values_product(weights, values, form), clock)
+    )
 
-    return min(forms, key=run_s)
+
+def _has_fast_powers(clock: Clock) -> bool:
+    """Return whether a softmax by powers takes less time than MLX's own."""
+    scores = mx.random.normal((_CPU_ROWS_MIN, TRIAL_TOKENS), key=mx.random.key(0))
+    mx.eval(scores)
+    by_powers = Forms(has_powers=True)
+    powers_s = _least_s(lambda: softmax(scores, by_powers), clock)
+    return powers_s < _least_s(lambda: softmax(scores, PACKED), clock)
 
 
 def _values_slot(spec: ModelCacheSpec) -> SlotSpec | None:
@@ -73,7 +80,11 @@ def _values_slot(spec: ModelCacheSpec) -> SlotSpec | None:
     return None
 
 
-def _seconds(work: Callable[[], mx.array], clock: Clock) -> float:
-    began_s = clock.monotonic_s()
-    mx.eval(work())
-    return clock.monotonic_s() - began_s
+def _least_s(work: Callable[[], mx.array], clock: Clock) -> float:
+    """Return the least time of a few runs."""
+    times_s: list[float] = []
+    for _ in range(TRIAL_RUNS):
+        began_s = clock.monotonic_s()
+        mx.eval(work())
+        times_s.append(clock.monotonic_s() - began_s)
+    return min(times_s)

@@ -22,7 +22,7 @@ import numpy as np
 
 from fabric.kvcache.arrangement import Shift, shift_runs
 from node.limits import TILE_PLANS_MAX
-from node.mlx.packed_product import Forms, chosen_forms, keys_product, values_product
+from node.mlx.packed_product import Forms, chosen_forms, keys_product, softmax, values_product
 from node.mlx.token_store import Packed
 
 TILE_TOKENS = 8  # Metal's kernel computes eight scores at a time; longer tiles waste products
@@ -153,7 +153,7 @@ def _attend(
     if mask is not None:
         grouped = scores.reshape(batch, kv_heads, rows // count, count, tokens_count)
         scores = _apply_mask(grouped, mask).reshape(scores.shape)
-    weights = mx.softmax(scores, axis=-1, precise=True)
+    weights = softmax(scores, forms)
     return values_product(weights, values, forms.values), scores
 
 

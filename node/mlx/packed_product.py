@@ -1,4 +1,4 @@
-"""Products with quantized keys and values, in the form that is the fastest on this machine.
+"""Products and weights of attention to quantized vectors, in the forms fastest on this machine.
 
     folded     the query heads of a key head are rows of one product with packed vectors
     apart      one such product for each row: for the GPUs that starve on few rows (`form_trial`)
@@ -9,6 +9,7 @@ halves of all bytes are two arrays, so a product is the sum of two of half the w
 tokens at a time stays in the processor's cache: of 65,536 tokens, that is three times as fast.
 """
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from node.mlx.token_store import Packed
 
 UNPACKED_BITS: Final = 4
 UNPACKED_NUMBERS: Final = 1 << 18  # of codes at once, about: 1 MiB, a core's own cache
-UNPACKED_TOKENS_MIN: Final = 512  # below it, the operations cost more than the packed product
+FORM_TOKENS_MIN: Final = 512  # below it, more operations cost more than they save
 # The fewest rows for which unpacking once is faster than unpacking for each row.
 SLOW_KEY_ROWS_MIN: Final = 4  # without a fast product of plain arrays
 FAST_VALUE_ROWS_MIN: Final = 2
@@ -38,10 +39,11 @@ class ValuesForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """Forms of the products of keys and of values."""
+    """Forms of attention's products and of its softmax."""
 
     values: ValuesForm = ValuesForm.FOLDED
     unpacked_key_rows_min: int | None = None  # keys are unpacked for so many rows; None: never
+    has_powers: bool = False  # of a softmax: powers in place of exponentials
 
 
 PACKED: Final = Forms()
@@ -68,6 +70,14 @@ def keys_product(queries: mx.array, keys: Packed, forms: Forms) -> mx.array:
     return mx.quantized_matmul(queries, *keys[:3], transpose=True, **bits)
 
 
+def softmax(scores: mx.array, forms: Forms) -> mx.array:
+    """Return the softmax over the last axis."""
+    if not forms.has_powers or scores.dtype != mx.float32 or scores.shape[-1] < FORM_TOKENS_MIN:
+        return mx.softmax(scores, axis=-1, precise=True)
+    powers = mx.power(math.e, scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
 def values_product(weights: mx.array, values: Packed, form: ValuesForm) -> mx.array:
     """Multiply `[batch, kv_heads, rows, tokens]`; return `[batch, kv_heads, rows, width]`."""
     packed, bits = values[:3], {"group_size": values.group_size, "bits": values.bits}
@@ -83,7 +93,7 @@ def values_product(weights: mx.array, values: Packed, form: ValuesForm) -> mx.ar
 
 def _can_unpack(factor: mx.array, packed: Packed) -> bool:
     is_alike = packed.bits == UNPACKED_BITS and factor.dtype == packed.scales.dtype == mx.float32
-    return is_alike and packed.codes.shape[2] >= UNPACKED_TOKENS_MIN
+    return is_alike and packed.codes.shape[2] >= FORM_TOKENS_MIN
 
 
 def _unpacked_keys_product(queries: mx.array, keys: Packed) -> mx.array:

@@ -16,7 +16,7 @@ def spec_of(bits=4, dtype="F32"):
     return ModelCacheSpec((LayerSpec(LayerKind.FULL, (slot, slot)),))
 
 
-def choose(monkeypatch, backend, faster, spec, heads=8):
+def choose(monkeypatch, backend, faster, spec, heads=8, *, has_fast_powers=False):
     """Return the forms chosen where one form of values is faster, and the rows that were tried."""
     clock, rows = FakeClock(), set()
 
@@ -25,7 +25,12 @@ def choose(monkeypatch, backend, faster, spec, heads=8):
         clock.now_s += 1.0 if form is faster else 1.1
         return weights
 
+    def weights(scores, forms):
+        clock.now_s += 1.0 if forms.has_powers is has_fast_powers else 1.1
+        return scores
+
     monkeypatch.setattr(form_trial, "values_product", product)
+    monkeypatch.setattr(form_trial, "softmax", weights)
     monkeypatch.setattr(form_trial, "current", lambda: backend)
     return choose_forms(spec, heads, clock), rows
 
@@ -56,6 +61,20 @@ def test_cpu_with_slow_products_unpacks_keys_of_many_rows(monkeypatch):
     assert forms == Forms(ValuesForm.FOLDED, SLOW_KEY_ROWS_MIN)
 
 
+@pytest.mark.parametrize("has_fast_powers", [True, False])
+def test_cpu_computes_a_softmax_in_the_faster_way(monkeypatch, has_fast_powers):
+    spec, faster = spec_of(), ValuesForm.FOLDED
+    forms, _ = choose(monkeypatch, CPU, faster, spec, has_fast_powers=has_fast_powers)
+
+    assert forms.has_powers is has_fast_powers
+
+
+def test_gpu_keeps_its_fused_softmax(monkeypatch):
+    forms, _ = choose(monkeypatch, METAL, ValuesForm.APART, spec_of(), has_fast_powers=True)
+
+    assert not forms.has_powers
+
+
 def test_cpu_tries_several_rows_for_a_model_without_shared_heads(monkeypatch):
     forms, rows = choose(monkeypatch, CPU, ValuesForm.UNPACKED, spec_of(), heads=2)
 
@@ -79,10 +98,10 @@ def test_no_trial_without_a_choice(monkeypatch, backend, spec, heads):
 
 def test_products_are_timed_by_what_they_compute(monkeypatch):
     evaluated = []
-    monkeypatch.setattr(mx, "eval", lambda *arrays: evaluated.append(arrays))
-    monkeypatch.setattr(form_trial, "values_product", lambda weights, _values, form: form)
+    monkeypatch.setattr(mx, "eval", lambda *arrays: evaluated.extend(arrays))
+    monkeypatch.setattr(form_trial, "values_product", lambda _weights, _values, form: form)
+    monkeypatch.setattr(form_trial, "softmax", lambda _scores, forms: forms)
     choose_forms(spec_of(), 8, FakeClock())
 
-    assert {(form,) for form in (ValuesForm.FOLDED, ValuesForm.UNPACKED)} <= {
-        each for each in evaluated if len(each) == 1
-    }
+    assert {ValuesForm.FOLDED, ValuesForm.UNPACKED} <= {*map(str, evaluated)}
+    assert {PACKED, Forms(has_powers=True)} <= {each for each in evaluated if type(each) is Forms}

@@ -7,18 +7,19 @@ import pytest
 from fabric.kvcache.cache_spec import SlotSpec
 from node.mlx.packed_attention import packed_attention, packed_attention_of_rows
 from node.mlx.packed_product import (
+    FORM_TOKENS_MIN,
     PACKED,
     UNPACKED_NUMBERS,
-    UNPACKED_TOKENS_MIN,
     Forms,
     ValuesForm,
     keys_product,
+    softmax,
     use_forms,
     values_product,
 )
 from node.mlx.token_store import TokenStore
 
-UNPACKED = Forms(ValuesForm.UNPACKED, 1)
+UNPACKED = Forms(ValuesForm.UNPACKED, 1, has_powers=True)
 LONG = 2 * UNPACKED_NUMBERS // 128 + 1_001  # of two heads of 64: several parts
 
 
@@ -57,7 +58,7 @@ def _packed_again():
 
 
 @pytest.mark.parametrize("width", [64, 128, 192])
-@pytest.mark.parametrize("tokens_count", [UNPACKED_TOKENS_MIN, 777, LONG])
+@pytest.mark.parametrize("tokens_count", [FORM_TOKENS_MIN, 777, LONG])
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_unpacked_keys_are_as_exact_as_packed_ones(quantized, width, tokens_count, rows):
     keys, queries = packed(tokens_count, 2, width), normal(1, 2, rows, width)
@@ -74,7 +75,7 @@ def test_unpacked_keys_are_as_exact_as_packed_ones(quantized, width, tokens_coun
 
 
 @pytest.mark.parametrize("width", [64, 128, 192])
-@pytest.mark.parametrize("tokens_count", [UNPACKED_TOKENS_MIN, 777, LONG])
+@pytest.mark.parametrize("tokens_count", [FORM_TOKENS_MIN, 777, LONG])
 @pytest.mark.parametrize("form", list(ValuesForm))
 @pytest.mark.parametrize("rows", [2, 4, 16])
 def test_all_forms_of_values_compute_the_same(quantized, width, tokens_count, form, rows):
@@ -90,9 +91,9 @@ def test_all_forms_of_values_compute_the_same(quantized, width, tokens_count, fo
 @pytest.mark.parametrize(
     ("tokens_count", "rows", "bits", "dtype"),
     [
-        (UNPACKED_TOKENS_MIN - 1, 4, 4, "F32"),
-        (UNPACKED_TOKENS_MIN, 4, 8, "F32"),
-        (UNPACKED_TOKENS_MIN, 4, 4, "F16"),
+        (FORM_TOKENS_MIN - 1, 4, 4, "F32"),
+        (FORM_TOKENS_MIN, 4, 8, "F32"),
+        (FORM_TOKENS_MIN, 4, 4, "F16"),
     ],
     ids=["few tokens", "8 bits", "16-bit numbers"],
 )
@@ -112,6 +113,34 @@ def test_rows_below_the_minimum_stay_packed(quantized):
     values_product(normal(1, 2, 1, 1_000), vectors, ValuesForm.UNPACKED)
 
     assert quantized == [4, 4]
+
+
+@pytest.mark.parametrize("scale", [0.1, 5.0, 300.0])
+def test_softmax_of_powers_is_as_exact_as_one_of_exponentials(monkeypatch, scale):
+    scores = normal(1, 2, 4, 1_000) * scale
+    shifted = np.array(scores, np.float64) - np.array(scores).max(-1, keepdims=True)
+    truth = np.exp(shifted) / np.exp(shifted).sum(-1, keepdims=True)
+    monkeypatch.setattr(mx, "softmax", None)
+
+    np.testing.assert_allclose(np.array(softmax(scores, UNPACKED)), truth, atol=3e-6)
+
+
+def test_softmax_of_powers_gives_masked_tokens_no_weight():
+    scores = mx.where(mx.arange(1_000) < 400, normal(1, 2, 4, 1_000), mx.finfo(mx.float32).min)
+    weights = softmax(scores, UNPACKED)
+
+    assert mx.all(weights[..., 400:] == 0.0)
+    assert mx.allclose(weights.sum(axis=-1), mx.array(1.0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens_count"), [(mx.float16, 1_000), (mx.float32, FORM_TOKENS_MIN - 1)]
+)
+def test_softmax_is_mlx_own_where_powers_would_not_gain(monkeypatch, dtype, tokens_count):
+    monkeypatch.setattr(mx, "power", None)
+    scores = normal(1, 2, 4, tokens_count).astype(dtype)
+
+    assert mx.array_equal(softmax(scores, UNPACKED), mx.softmax(scores, axis=-1, precise=True))
 
 
 @pytest.mark.parametrize("forms", [UNPACKED, Forms(ValuesForm.APART)])
