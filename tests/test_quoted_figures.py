@@ -17,7 +17,7 @@ from tests.test_docs import documents
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 QUOTED = re.compile(
-    r"(?P<text>\S+(?: (?:ms|s|%|MB|GB))?)<!-- (?P<name>[\w-]+): (?P<path>[^>]+?) -->"
+    r"(?P<text>\S+(?: (?:ms|s|%|MB|GB))?)<!-- (?P<name>[\w/-]+): (?P<path>[^>]+?) -->"
 )
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.(?P<decimals>\d+))?")
 SCALES = {"%": 100.0, "ms": 1_000.0, "x": 1.0, "s": 1.0, "MB": 1e-6, "GB": 1e-9, "": 1.0}
