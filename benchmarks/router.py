@@ -10,6 +10,7 @@ The router's own services over nodes in memory (`benchmarks/router_fleet.py`); n
 
 import argparse
 import asyncio
+import gc
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -86,8 +87,9 @@ async def _run(arguments: argparse.Namespace) -> Report:
             label = f"{nodes} nodes, {agents} agents{', replicas: 1' if replicas else ''}"
             say(label)
             settings = RouterSettings(replicas=replicas)
+            gc.unfreeze()  # what the fleet before has left
+            keep_pauses_short()  # as a router does once it is ready, before most lists arrive
             fleet = await start_fleet(http, nodes, agents, arguments.seed, settings)
-            keep_pauses_short()  # as a router does once it is ready
             if nodes in decided and not replicas:
                 decided.discard(nodes)
                 count = QUICK_DECISIONS if is_quick else DECISIONS

@@ -94,12 +94,14 @@ CONNECTION_LIFE_S: Final = 600.0  # life of a connection; certificates are check
 
 # Control plane
 LIST_PAGES_MAX: Final = 1 << 14  # enough for 10,000 agents with the longest sketches
-AGENTS_PER_STEP: Final = 32  # agents of a list applied before other tasks run
+AGENTS_PER_STEP: Final = 16  # agents of a list applied before other tasks run
+COLLECTED_AGENTS_MAX: Final = 1_000  # newly listed, before collections are to skip them
 ROWS_PER_STEP: Final = 8  # of a list decoded before other tasks run
 WHOLE_LIST_S: Final = 600.0  # maximum age of a node's last whole list
 PULSES_AT_ONCE_MAX: Final = 16  # heartbeats that begin together; others are spread over the period
 PEERS_PER_NODE_MAX: Final = 16  # nearest peers listed to one node, which measures its links to them
 PARTNERS_MAX: Final = 4  # of these, peers from which the node has fetched recently
+NODES_PER_STEP: Final = 128  # nodes looked at before other tasks run
 PEER_LISTS_PER_STEP: Final = 16  # nodes whose lists are built before other tasks run
 SUSPECT_S: Final = 3.0
 TERM_MARGIN: Final = 0.2  # share of a lease by which a router stops before its voters

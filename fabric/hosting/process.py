@@ -48,5 +48,13 @@ def keep_pauses_short() -> None:
     them: 50-110 ms in the router, in the middle of an answer.
     """
     gc.collect()
-    gc.freeze()
+    exclude_from_collections()
     sys.setswitchinterval(SWITCH_S)
+
+
+def exclude_from_collections() -> None:
+    """Exclude all present objects from later garbage collections.
+
+    Those in no cycle are still freed. Call it rarely: garbage in cycles is never freed then.
+    """
+    gc.freeze()

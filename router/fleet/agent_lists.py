@@ -3,16 +3,23 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from fabric.control.agent_at import AgentName
 from fabric.control.change_calls import COLUMNS, AgentChanges, ListChanges
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.control.versions import BAD_NODE_ANSWER
 from fabric.errors import FabricError, RejectedError
+from fabric.hosting.process import exclude_from_collections
 from fabric.ids import NodeName
 from router.fleet.directory import Directory
 from router.fleet.node_client import NodeLink
-from router.limits import AGENTS_PER_STEP, LIST_PAGES_MAX, ROWS_PER_STEP
+from router.limits import (
+    AGENTS_PER_STEP,
+    COLLECTED_AGENTS_MAX,
+    LIST_PAGES_MAX,
+    ROWS_PER_STEP,
+)
 from router.placement.sketch_index import SketchIndex
 
 
@@ -22,6 +29,7 @@ class AgentReports:
     def __init__(self, directory: Directory, sketches: SketchIndex) -> None:
         self._directory = directory
         self._sketches = sketches
+        self._collected_count = 0  # agents of first lists, which garbage collections walk
 
     async def on_list(self, agents: AgentList, requested_s: float) -> None:
         """Apply a node's list, requested at `requested_s` by the router's clock.
@@ -41,6 +49,19 @@ class AgentReports:
         if is_applied:
             for tenant, agent in directory.end_list(agents, absent, requested_s):
                 self._sketches.remove(tenant, node, agent)
+        if is_first:
+            self._exclude_from_collections(len(agents.agents))
+
+    def _exclude_from_collections(self, agents_count: int) -> None:
+        """Exclude new agents from garbage collections once they are many.
+
+        They live as long as their node. A collection walks whole indexes of them: with 100,000,
+        5 ms for a young one, after a single change.
+        """
+        self._collected_count += agents_count
+        if self._collected_count >= COLLECTED_AGENTS_MAX:
+            self._collected_count = 0
+            exclude_from_collections()
 
     def _put_sketch(self, agents: AgentList, item: AgentSketch) -> None:
         view, sketches = item.view, self._sketches
@@ -64,6 +85,13 @@ class AgentReports:
         self._directory.restart(node)
 
 
+async def free_in_steps(items: list[Any]) -> None:
+    """Empty a list that holds the last references to its items: all at once block the loop."""
+    while items:
+        del items[-AGENTS_PER_STEP:]
+        await asyncio.sleep(0)
+
+
 async def read_list(
     link: NodeLink, known: tuple[int, int] = (0, 0), *, in_rows: bool = False
 ) -> AgentList:
@@ -73,21 +101,25 @@ async def read_list(
     """
     part = partial(_rows if in_rows else _part, link)
     first = last = await part(*known)
-    agents = _by_name(first)
-    gone = dict.fromkeys(first.gone)
+    agents, gone = dict[AgentName, AgentSketch](), dict[AgentName, None]()
     for _ in range(LIST_PAGES_MAX):
+        for name in last.gone:
+            agents.pop(name, None)
+            gone[name] = None
+        for number, item in enumerate(last.agents):
+            if number % AGENTS_PER_STEP == AGENTS_PER_STEP - 1:
+                await asyncio.sleep(0)
+            name = AgentName(*item.view.key)
+            agents[name] = _join_sketch(agents.pop(name, None), item)
+            gone.pop(name, None)
         if not last.more:
-            kept = tuple(agents.values())
+            kept, names = tuple(agents.values()), list(agents)
+            agents.clear()
+            await free_in_steps(names)
             return replace(first, changes=last.changes, agents=kept, gone=tuple(gone), more=False)
         last = await part(last.incarnation, last.changes)
         if last.incarnation != first.incarnation or not last.since:
             break  # the node restarted its list
-        for name in last.gone:
-            agents.pop(name, None)
-            gone[name] = None
-        for name, item in _by_name(last).items():
-            agents[name] = _join_sketch(agents.pop(name, None), item)
-            gone.pop(name, None)
     message = f"the list of {link.name} has no end"
     raise FabricError(message, code=BAD_NODE_ANSWER)
 
@@ -98,17 +130,21 @@ async def _part(link: NodeLink, incarnation: int, since: int) -> AgentList:
 
 async def _rows(link: NodeLink, incarnation: int, since: int) -> AgentList:
     found = await link.call(ListChanges(incarnation, since, COLUMNS), AgentChanges)
-    agents: list[AgentSketch] = []
+    head = AgentList(
+        *(link.name, found.incarnation, found.changes, ()),
+        *(found.since, found.gone or (), bool(found.more)),
+    )
+    rows, agents = list(reversed(found.agents)), list[AgentSketch]()
+    del found  # so that each row is freed once it is read: all at once would be a long step
     try:
-        for row in found.agents:
+        while rows:
             if len(agents) % ROWS_PER_STEP == ROWS_PER_STEP - 1:
                 await asyncio.sleep(0)
-            agents.append(row.listed())
+            agents.append(rows.pop().listed())
     except RejectedError as error:
         message = f"{link.name} sent an invalid list: {error.message}"
         raise FabricError(message, code=BAD_NODE_ANSWER) from None
-    version, gone = (found.incarnation, found.changes), found.gone or ()
-    return AgentList(link.name, *version, tuple(agents), found.since, gone, bool(found.more))
+    return replace(head, agents=tuple(agents))
 
 
 def _join_sketch(earlier: AgentSketch | None, later: AgentSketch) -> AgentSketch:
@@ -119,7 +155,3 @@ def _join_sketch(earlier: AgentSketch | None, later: AgentSketch) -> AgentSketch
     if not 0 < count <= len(earlier.sketch) or earlier.sketch[count - 1] != last:
         return later
     return replace(later, sketch=(*earlier.sketch[:count], *later.sketch), kept=None)
-
-
-def _by_name(part: AgentList) -> dict[AgentName, AgentSketch]:
-    return {AgentName(*item.view.key): item for item in part.agents}

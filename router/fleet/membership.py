@@ -24,10 +24,10 @@ from fabric.errors import FabricError, RejectedError, RetryLaterError, StartFail
 from fabric.ids import NodeName
 from fabric.limits import HEARTBEAT_S
 from fabric.ports import Clock
-from router.fleet.agent_lists import read_list
+from router.fleet.agent_lists import free_in_steps, read_list
 from router.fleet.node_client import ControlTransport, NodeLink
 from router.fleet.stall_watch import StallWatch
-from router.limits import AGENTS_PER_STEP, LEASE_S, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
+from router.limits import LEASE_S, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
 
 _LOG = logging.getLogger("macfabric.router.membership")
 PULSE_TIMEOUT_S = 600.0  # of a heartbeat while the router stalls again and again
@@ -485,9 +485,7 @@ class Membership:
             return  # the next heartbeat asks again
         await self._observer.on_list(agents, requested_s)
         items, agents = list(agents.agents), replace(agents, agents=())
-        while items:  # freeing a long list at once blocks the loop for 130 ms
-            del items[-AGENTS_PER_STEP:]
-            await asyncio.sleep(0)
+        await free_in_steps(items)
         version = (agents.incarnation, agents.changes)
         same_life = member.listed is not None and member.listed[0] == agents.incarnation
         if not same_life or member.listed is None or version >= member.listed:

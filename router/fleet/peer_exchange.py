@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from fabric.control.node_calls import Done, NodeView
 from fabric.errors import FabricError, RejectedError
@@ -28,7 +28,7 @@ from fabric.net.links import (
 )
 from router.fleet.membership import Member, Membership
 from router.fleet.recent_partners import RecentPartners
-from router.limits import PEER_LISTS_PER_STEP, PEERS_PER_NODE_MAX
+from router.limits import NODES_PER_STEP, PEER_LISTS_PER_STEP, PEERS_PER_NODE_MAX
 
 _LOG = logging.getLogger("macfabric.router.peer_exchange")
 NETWORK_BITS_ASSUMED = 24  # of a network whose size no node knows
@@ -75,23 +75,26 @@ class PeerExchange:
 
     async def _note_changes(self) -> None:
         """Note the nodes that came, went or changed, and that all lists may be others then."""
-        is_up = self._membership.is_up
-        views = (m.view for m in self._membership.members if m.view is not None and is_up(m.name))
+        views = [view async for view in self._views_up()]
         present = {view.name: (view.incarnation, view.addresses) for view in views}
         if present == self._present:
             return
-        await asyncio.sleep(0)
         for name in self._present.keys() - present.keys():
             self._neighbours.drop(name)
-        changed = [name for name in present if self._present.get(name) != present[name]]
-        for number, name in enumerate(changed):
+        changed = [view for view in views if self._present.get(view.name) != present[view.name]]
+        for number, view in enumerate(changed):
             if number % PEER_LISTS_PER_STEP == PEER_LISTS_PER_STEP - 1:
                 await asyncio.sleep(0)
-            member = self._membership.find(name)
-            assert member is not None, "present"
-            assert member.view is not None, "present"
-            self._neighbours.put(member.view)
+            self._neighbours.put(view)
         self._present, self._due = present, dict.fromkeys(present)
+
+    async def _views_up(self) -> AsyncIterator[NodeView]:
+        """Yield the views of the nodes that are up; other tasks run in between."""
+        for number, member in enumerate(self._membership.members):
+            if number % NODES_PER_STEP == NODES_PER_STEP - 1:
+                await asyncio.sleep(0)
+            if member.view is not None and self._membership.is_up(member.name):
+                yield member.view
 
     async def _send(self, member: Member, incarnation: int, call: PeerList) -> None:
         try:

@@ -9,9 +9,10 @@ from fabric.control.agent_at import AgentName
 from fabric.control.change_calls import COLUMNS, AgentChanges, AgentRow, ListChanges
 from fabric.control.node_calls import AgentList, AgentSketch, ListAgents
 from fabric.errors import FabricError
+from router.fleet import agent_lists
 from router.fleet.agent_lists import AgentReports, read_list
 from router.fleet.directory import Directory
-from router.limits import AGENTS_PER_STEP
+from router.limits import AGENTS_PER_STEP, COLLECTED_AGENTS_MAX
 from router.placement.sketch_index import SketchIndex
 from tests.router.fleet.test_directory import KEY, apply_list, listing, noted, view
 from tests.router.placement.test_sketch_index import chain
@@ -193,3 +194,18 @@ async def test_list_parts_in_rows_are_combined():
     read = await read_list(only, (1, 3), in_rows=True)
     assert (read.agents[0].sketch, read.agents[0].kept) == (whole[2:], (2, whole[1]))
     assert only.requests == [(1, 3)]
+
+
+async def test_garbage_collections_skip_agents_of_first_lists(monkeypatch):
+    frozen = []
+    monkeypatch.setattr(agent_lists, "exclude_from_collections", lambda: frozen.append(True))
+    _, _, applied = reports()
+    half = [view("a", 1, agent=f"agent-{number}") for number in range(COLLECTED_AGENTS_MAX // 2)]
+
+    await applied.on_list(listing("a", *half, changes=1), 1.0)
+    assert not frozen
+    await applied.on_list(listing("b", *(replace(each, node="b") for each in half)), 1.0)
+    assert len(frozen) == 1
+    for changes in (2, 3):
+        await applied.on_list(listing("a", *half, changes=changes), 2.0)
+    assert len(frozen) == 1, "a later list replaces few objects"
