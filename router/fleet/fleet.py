@@ -41,7 +41,7 @@ class NodeWatch:
         self._states: dict[NodeName, str] = {}
         self._memory: dict[NodeName, MemoryChanged] = {}
         self._rates: dict[NodeName, dict[tuple[NodeName, LinkKind], float]] = {}
-        self._links: dict[NodeName, tuple[LinkView, ...]] = {}  # looked at last
+        self._views: dict[NodeName, NodeView] = {}  # looked at last
 
     def look(self, member: Member, state: str) -> None:
         """Publish what has changed since the last call for this node."""
@@ -49,9 +49,13 @@ class NodeWatch:
         if state != before:
             self._states[member.name] = state
             self._publish(NodeChanged(member.name, state, before))
-        if member.view is not None:
-            self._look_at_memory(member.name, member.view)
-            self._look_at_links(member)
+        view, last = member.view, self._views.get(member.name)
+        if view is None or view is last:
+            return
+        self._views[member.name] = view
+        self._look_at_memory(member.name, view)
+        if last is None or view.links is not last.links:
+            self._look_at_links(member.name, view.links)
 
     def _look_at_memory(self, name: NodeName, view: NodeView) -> None:
         limits = view.hot_limit_bytes, view.hot_total_bytes
@@ -60,22 +64,18 @@ class NodeWatch:
         if now != last and not (now.is_usual and (last is None or last.is_usual)):
             self._publish(now)
 
-    def _look_at_links(self, member: Member) -> None:
-        assert member.view is not None, "it has answered"
-        if self._links.get(member.name) is member.view.links:
-            return
-        self._links[member.name] = member.view.links
-        published = self._rates.get(member.name, {})
+    def _look_at_links(self, name: NodeName, links: tuple[LinkView, ...]) -> None:
+        published = self._rates.get(name, {})
         rates = dict[tuple[NodeName, LinkKind], float]()
-        for (peer, kind), link in best_by_kind(member.view.links).items():
+        for (peer, kind), link in best_by_kind(links).items():
             rate, last = link.bytes_per_s, published.get((peer, kind))
             if rate is None:
                 continue
             is_news = last is None or abs(rate - last) > LINK_RATE_CHANGE_MIN * last
             rates[peer, kind] = rate if is_news or last is None else last
             if is_news:
-                self._publish(LinkMeasured(member.name, peer, kind, rate, link.rtt_s))
-        self._rates[member.name] = rates
+                self._publish(LinkMeasured(name, peer, kind, rate, link.rtt_s))
+        self._rates[name] = rates
 
 
 @dataclass(frozen=True, slots=True)
