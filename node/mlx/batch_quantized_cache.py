@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import create_attention_mask, dynamic_roll
 
-from node.mlx.resident_layer import PACKED_QUERIES_MAX
+from node.mlx.packed_product import PACKED_QUERIES_MAX
 from node.mlx.token_store import round_up
 
 Triple = tuple[mx.array, mx.array, mx.array]

@@ -45,7 +45,7 @@ def choose_forms(spec: ModelCacheSpec, query_heads: int, clock: Clock) -> Forms:
     forms = ValuesForm.FOLDED, ValuesForm.UNPACKED
     values = _fastest(forms, slot, max(rows, _CPU_ROWS_MIN), clock)
     key_rows_min = 1 if values is ValuesForm.UNPACKED else SLOW_KEY_ROWS_MIN
-    return Forms(values, key_rows_min, has_powers=_has_fast_powers(clock))
+    return Forms(values, key_rows_min, softmax_by_powers=_are_powers_fast(clock))
 
 
 def _fastest(forms: tuple[ValuesForm, ...], slot: SlotSpec, rows: int, clock: Clock) -> ValuesForm:
@@ -63,11 +63,11 @@ def _fastest(forms: tuple[ValuesForm, ...], slot: SlotSpec, rows: int, clock: Cl
     )
 
 
-def _has_fast_powers(clock: Clock) -> bool:
+def _are_powers_fast(clock: Clock) -> bool:
     """Return whether a softmax by powers takes less time than MLX's own."""
     scores = mx.random.normal((_CPU_ROWS_MIN, TRIAL_TOKENS), key=mx.random.key(0))
     mx.eval(scores)
-    by_powers = Forms(has_powers=True)
+    by_powers = Forms(softmax_by_powers=True)
     powers_s = _least_s(lambda: softmax(scores, by_powers), clock)
     return powers_s < _least_s(lambda: softmax(scores, PACKED), clock)
 

@@ -26,6 +26,9 @@ FORM_TOKENS_MIN: Final = 512  # below it, more operations cost more than they sa
 # The fewest rows for which unpacking once is faster than unpacking for each row.
 SLOW_KEY_ROWS_MIN: Final = 4  # without a fast product of plain arrays
 FAST_VALUE_ROWS_MIN: Final = 2
+# Query tokens of a sequence up to which attention computes on packed vectors.
+PACKED_QUERIES_MAX: Final = 16
+UNPACKED_QUERIES_MAX: Final = 32  # with unpacked products
 _LOW_HALVES: Final = 0x0F0F0F0F
 
 
@@ -43,7 +46,13 @@ class Forms:
 
     values: ValuesForm = ValuesForm.FOLDED
     unpacked_key_rows_min: int | None = None  # keys are unpacked for so many rows; None: never
-    has_powers: bool = False  # of a softmax: powers in place of exponentials
+    softmax_by_powers: bool = False
+
+    @property
+    def queries_max(self) -> int:
+        """Query tokens above which arrays are dequantized once, for plain attention."""
+        is_unpacked = self.values is ValuesForm.UNPACKED
+        return UNPACKED_QUERIES_MAX if is_unpacked else PACKED_QUERIES_MAX
 
 
 PACKED: Final = Forms()
@@ -72,7 +81,11 @@ def keys_product(queries: mx.array, keys: Packed, forms: Forms) -> mx.array:
 
 def softmax(scores: mx.array, forms: Forms) -> mx.array:
     """Return the softmax over the last axis."""
-    if not forms.has_powers or scores.dtype != mx.float32 or scores.shape[-1] < FORM_TOKENS_MIN:
+    if (
+        not forms.softmax_by_powers
+        or scores.dtype != mx.float32
+        or scores.shape[-1] < FORM_TOKENS_MIN
+    ):
         return mx.softmax(scores, axis=-1, precise=True)
     powers = mx.power(math.e, scores - scores.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)

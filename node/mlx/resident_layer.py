@@ -16,11 +16,10 @@ from mlx_lm.models.base import create_causal_mask
 from fabric.kvcache.arrangement import Move, Shift, cut_shifts
 from fabric.kvcache.cache_spec import LayerSpec, SlotSpec
 from fabric.kvcache.rotation import KEYS
+from node.mlx.packed_product import chosen_forms
 from node.mlx.rotate import MovedRows
 from node.mlx.token_store import TokenStore, dense, round_up, with_moved_rows
 from node.store.staging import Place
-
-PACKED_QUERIES_MAX = 16
 
 
 class ResidentLayer:
@@ -97,7 +96,7 @@ class ResidentLayer:
             store.write(parts, self.offset - self.base)
         self.offset = end
         self._fetched = (first, end)
-        self._is_fetched_packed = self._packed and tokens_count <= PACKED_QUERIES_MAX
+        self._is_fetched_packed = self._packed and tokens_count <= chosen_forms().queries_max
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:

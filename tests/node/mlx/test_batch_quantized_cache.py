@@ -10,7 +10,7 @@ from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attenti
 from mlx_lm.models.cache import BatchKVCache, KVCache, QuantizedKVCache
 
 from node.mlx.batch_quantized_cache import BatchQuantizedKVCache, MergeableQuantizedKVCache
-from node.mlx.resident_layer import PACKED_QUERIES_MAX
+from node.mlx.packed_product import PACKED_QUERIES_MAX
 from node.mlx.token_store import GROWTH_TOKENS
 
 HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 64, 128

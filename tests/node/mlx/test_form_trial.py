@@ -26,7 +26,7 @@ def choose(monkeypatch, backend, faster, spec, heads=8, *, has_fast_powers=False
         return weights
 
     def weights(scores, forms):
-        clock.now_s += 1.0 if forms.has_powers is has_fast_powers else 1.1
+        clock.now_s += 1.0 if forms.softmax_by_powers is has_fast_powers else 1.1
         return scores
 
     monkeypatch.setattr(form_trial, "values_product", product)
@@ -66,13 +66,13 @@ def test_cpu_computes_a_softmax_in_the_faster_way(monkeypatch, has_fast_powers):
     spec, faster = spec_of(), ValuesForm.FOLDED
     forms, _ = choose(monkeypatch, CPU, faster, spec, has_fast_powers=has_fast_powers)
 
-    assert forms.has_powers is has_fast_powers
+    assert forms.softmax_by_powers is has_fast_powers
 
 
 def test_gpu_keeps_its_fused_softmax(monkeypatch):
     forms, _ = choose(monkeypatch, METAL, ValuesForm.APART, spec_of(), has_fast_powers=True)
 
-    assert not forms.has_powers
+    assert not forms.softmax_by_powers
 
 
 def test_cpu_tries_several_rows_for_a_model_without_shared_heads(monkeypatch):
@@ -104,4 +104,6 @@ def test_products_are_timed_by_what_they_compute(monkeypatch):
     choose_forms(spec_of(), 8, FakeClock())
 
     assert {ValuesForm.FOLDED, ValuesForm.UNPACKED} <= {*map(str, evaluated)}
-    assert {PACKED, Forms(has_powers=True)} <= {each for each in evaluated if type(each) is Forms}
+    assert {PACKED, Forms(softmax_by_powers=True)} <= {
+        each for each in evaluated if type(each) is Forms
+    }

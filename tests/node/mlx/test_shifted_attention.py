@@ -17,8 +17,8 @@ from fabric.settings import KvBits
 from node.mlx import attention, packed_attention, rotate
 from node.mlx.attention import LastTokens, Rows, attend
 from node.mlx.engine import Batching, Engine
+from node.mlx.packed_product import PACKED_QUERIES_MAX
 from node.mlx.resident_cache import ResidentCache
-from node.mlx.resident_layer import PACKED_QUERIES_MAX
 from node.mlx.token_store import Packed, dense
 from tests.support.cache_paths import logits_after, prompt_of
 from tests.support.layers import attention_layer
