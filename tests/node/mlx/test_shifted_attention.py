@@ -14,10 +14,10 @@ from fabric.kvcache.arrangement import Shift, merge_shifts
 from fabric.kvcache.cache_spec import LayerKind, ModelCacheSpec
 from fabric.kvcache.rotation import Rotation
 from fabric.settings import KvBits
-from node.mlx import attention, packed_attention, rotate
+from node.mlx import attention, packed_attention, packed_product, rotate
 from node.mlx.attention import LastTokens, Rows, attend
 from node.mlx.engine import Batching, Engine
-from node.mlx.packed_product import PACKED_QUERIES_MAX
+from node.mlx.packed_product import PACKED_QUERIES_MAX, Forms, ValuesForm
 from node.mlx.resident_cache import ResidentCache
 from node.mlx.token_store import Packed, dense
 from tests.support.cache_paths import logits_after, prompt_of
@@ -121,6 +121,27 @@ def test_batched_attention_to_moved_rows_equals_alone(name: str) -> None:
     assert engine.batching is not Batching.ALONE
     for row, want in zip(together, alone, strict=True):
         assert off(row, want[0]) < 1e-4
+
+
+@pytest.mark.parametrize("delta", [37, -20_000])
+def test_unpacked_products_rotate_moved_rows(monkeypatch: pytest.MonkeyPatch, delta: int) -> None:
+    engine = engine_of("llama3", USUAL, layers_count=1)
+    shifts = (Shift(50, 700, delta), Shift(720, 1_400, delta // 2 + 1))
+    forms = Forms(ValuesForm.UNPACKED, 1, softmax_by_powers=True)
+    monkeypatch.setattr(packed_attention, "chosen_forms", lambda: forms)
+    unpacked, product = [], packed_product._unpacked_keys_product
+
+    def multiply(queries: mx.array, keys: Packed) -> mx.array:
+        unpacked.append(keys.codes.shape[2])
+        return product(queries, keys)
+
+    monkeypatch.setattr(packed_product, "_unpacked_keys_product", multiply)
+    ours = decode(engine, filled(engine, 1_500, shifts))
+
+    assert {650, 680} <= set(unpacked), "runs of moved rows, each multiplied by itself"
+    theirs = decode(engine, by_hand(filled(engine, 1_500), shifts))
+    assert off(ours, theirs) <= allowed(delta)
+    assert off(decode(engine, filled(engine, 1_500)), theirs) > 20 * allowed(delta)
 
 
 def test_every_batching_mode_is_covered() -> None:
