@@ -225,6 +225,7 @@ def _time_decisions(
                 whole = snapshots.of_turn(router, turn, is_whole=True)
                 costs = costs_of_nodes(snapshots.facts_of(turn), whole)
                 regrets.append(_regret(costs, decision.node))
+                gc.collect(1)  # here, not within a decision: this made many objects
             entry = router.ledger.begin(decision.node, decision.prefill_s, cold=True)
             if draw.random() < 0.9:
                 router.ledger.end(entry)

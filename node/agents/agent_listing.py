@@ -59,7 +59,7 @@ def list_agents(
     size_bytes, upto, more = 0, table.changes, False
     for change, agent in table.changed_after(since):
         sketch, kept = agent.manifest.sketch, None
-        count = table.kept_pieces(agent.key, since) if since and has_tails else 0
+        count = table.kept_pieces(agent, since) if since and has_tails else 0
         if count:
             sketch, kept = sketch[count:], (count, sketch[count - 1])
         size_bytes += _VIEW_BYTES + _PIECE_BYTES * len(sketch)

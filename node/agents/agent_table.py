@@ -115,10 +115,10 @@ class AgentTable:
         if len(self._gone) > GONE_AGENTS_MAX:
             self._gone_from = self._gone.popitem(last=False)[1]
 
-    def kept_pieces(self, key: AgentKey, change: int) -> int:
+    def kept_pieces(self, agent: Agent, change: int) -> int:
         """Return how many leading pieces of an agent's sketch have not changed after `change`."""
-        history = self._sketched.get(key)
-        return history.kept_pieces(change) if history is not None else 0
+        history = self._sketched.get(agent.key)
+        return history.kept_pieces(agent.manifest.sketch, change) if history is not None else 0
 
     def changed_after(self, change: int) -> list[tuple[int, Agent]]:
         """Return the agents that changed after `change`, each with its number, in order."""

@@ -29,7 +29,12 @@ class SketchHistory:
         self._last = sketch[-1] if sketch else 0
         self._lengths = (*kept, (change, len(sketch)))
 
-    def kept_pieces(self, change: int) -> int:
-        """Return the number of pieces that the sketch has had since `change`; 0 if unknown."""
+    def kept_pieces(self, sketch: Sequence[int], change: int) -> int:
+        """Return the number of pieces that a sketch has had since `change`; 0 if unknown.
+
+        A sketch that is not noted yet, as its change is still being stored, is unknown.
+        """
+        if sketch is not self._sketch:
+            return 0
         known = takewhile(lambda length: length[0] <= change, self._lengths)
         return max((pieces for _, pieces in known), default=0)

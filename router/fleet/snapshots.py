@@ -179,7 +179,8 @@ class _Narrowing:
         names |= dict.fromkeys(holder.node for holder in self._holders)
         continued = self._find_continued(levels)
         names |= dict.fromkeys(continued)
-        if turn.key is None:
+        formed = self._fleet.sketches.formed(turn.tenant, turn.prompt.forms)
+        if turn.key is None and (continued or any(formed)):
             prefixes = _prefix_holders(self._fleet, turn, self._matches(levels, continued))
             if any(map(self._continues, prefixes)):
                 return FleetSnapshot(self._nodes(prefixes), self._holders, prefixes)

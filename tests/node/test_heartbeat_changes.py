@@ -241,6 +241,21 @@ def test_change_lists_reproduce_every_sketch(seed):
                 assert listed.sketches == real
 
 
+@pytest.mark.parametrize("pieces_count", [0, 2, 7])
+def test_sketch_of_a_change_that_is_still_being_stored_is_listed_whole(pieces_count):
+    draw, listed = random.Random(2), Listed()
+    sketch = chained(draw, more=5)
+    listed.sketch(KEY[1], sketch)
+    listed.take(listed.ask())
+    listed.table.put(agent := listed.table.get(KEY))
+    cut = sketch[:pieces_count] if pieces_count < 5 else chained(draw, more=pieces_count)
+    agent.manifest = replace(agent.manifest, sketch=cut)
+
+    [row] = listed.ask().agents
+    assert row.listed().kept is None
+    assert row.listed().sketch == cut
+
+
 @pytest.mark.parametrize("pieces_count", [10, 1_000, 8_000])
 def test_turn_adds_at_most_400_bytes_at_any_conversation_length(pieces_count):
     draw, listed = random.Random(1), Listed()
