@@ -106,7 +106,8 @@ class Watch:
     def on_admitted(self, tenant, event, router):
         """Note an epoch that the router has let a client see."""
         name = (tenant, event.agent, router.incarnation)
-        self._admitted[name] = max(event.epoch, self._admitted.get(name, 0))
+        if event.epoch > self._admitted.get(name, (0, 0.0))[0]:
+            self._admitted[name] = event.epoch, self._world.loop.now_s
         self.on_host((tenant, event.agent), event.node)
 
     def finisher(self, operation, admitted):
@@ -123,13 +124,15 @@ class Watch:
         """Judge an acknowledgement: no later epoch may have been given out before.
 
         Unless that began with a move: it has what was acknowledged, however late that is heard.
-        Epochs of failed moves belong to no node.
+        Nor one given out after the node had answered, as after an erasure. Epochs of failed moves
+        belong to no node.
         """
-        node, epoch, _ = self.finisher(operation, admitted)
-        issued = self._admitted.get((talk.tenant, admitted.agent, router.incarnation), 0)
+        node, epoch, finished_s = self.finisher(operation, admitted)
+        name = (talk.tenant, admitted.agent, router.incarnation)
+        issued, issued_s = self._admitted.get(name, (0, 0.0))
         key, disk_judge = (talk.tenant, admitted.agent), self._world.disk_judge
         between = {(key, later) for later in range(epoch + 1, issued)} & disk_judge.owned
-        if issued > epoch and not between | {(key, issued)} <= disk_judge.moved:
+        if issued > epoch and issued_s <= finished_s and not between | {(key, issued)} <= disk_judge.moved:
             self._world.fail(
                 f"{talk.name}: {node} acknowledges at epoch {epoch} what was given out at {issued}"
             )
