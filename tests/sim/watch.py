@@ -132,7 +132,8 @@ class Watch:
         issued, issued_s = self._admitted.get(name, (0, 0.0))
         key, disk_judge = (talk.tenant, admitted.agent), self._world.disk_judge
         between = {(key, later) for later in range(epoch + 1, issued)} & disk_judge.owned
-        if issued > epoch and issued_s <= finished_s and not between | {(key, issued)} <= disk_judge.moved:
+        is_late = issued > epoch and issued_s <= finished_s
+        if is_late and not between | {(key, issued)} <= disk_judge.moved:
             self._world.fail(
                 f"{talk.name}: {node} acknowledges at epoch {epoch} what was given out at {issued}"
             )
