@@ -50,13 +50,8 @@ RETIRED = {
 # Facts of systems and formats, and thresholds: nothing is refused or cut at them.
 NO_LIMITS = {
     *("IOVECS_MAX", "SOCKET_PATH_BYTES_MAX", "_CHAR_BYTES_MAX", "_MEMORY_BYTES_MAX", "_BIAS_MAX"),
-    *(
-        "CPU_PADDED_TOKENS_MAX",
-        "WASTE_MAX",
-        "PACKED_QUERIES_MAX",
-        "UNPACKED_QUERIES_MAX",
-        "ZSTD_REST_MAX",
-    ),
+    *("CPU_PADDED_TOKENS_MAX", "WASTE_MAX", "PACKED_QUERIES_MAX", "ZSTD_REST_MAX"),
+    "UNPACKED_QUERIES_MAX",
     *("TRIAL_RUNS_MAX", "STEPS_MAX", "_FAR_TOKENS_MAX", "_WINDOW_TOKENS_MAX", "ANSWER_TOKENS_MAX"),
 }
 RIDDLE = re.compile(

@@ -172,8 +172,7 @@ def _scores(queries: mx.array, keys: Packed, forms: Forms) -> mx.array:
     if len(moved_rows.shifts) >= TILED_RUNS_MIN:
         plan = tile_plan(moved_rows.shifts)
         rotated, done = moved_rows.rotate_back(queries, plan.deltas), plan.tokens_count
-        bits = {"group_size": keys.group_size, "bits": keys.bits}
-        parts.append(tiled_scores(rotated, keys[:3], plan, bits))
+        parts.append(tiled_scores(rotated, keys[:3], plan, keys.quantization))
         moved_rows = moved_rows.from_row(done, tokens_count)
     for run, rotated in moved_rows.rotate_queries(queries, tokens_count - done):
         start, end = run.start + done, run.end + done

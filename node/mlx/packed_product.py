@@ -75,8 +75,7 @@ def keys_product(queries: mx.array, keys: Packed, forms: Forms) -> mx.array:
     rows_min = forms.unpacked_key_rows_min
     if rows_min is not None and queries.shape[2] >= rows_min and _can_unpack(queries, keys):
         return _unpacked_keys_product(queries, keys)
-    bits = {"group_size": keys.group_size, "bits": keys.bits}
-    return mx.quantized_matmul(queries, *keys[:3], transpose=True, **bits)
+    return mx.quantized_matmul(queries, *keys[:3], transpose=True, **keys.quantization)
 
 
 def softmax(scores: mx.array, forms: Forms) -> mx.array:
@@ -93,15 +92,15 @@ def softmax(scores: mx.array, forms: Forms) -> mx.array:
 
 def values_product(weights: mx.array, values: Packed, form: ValuesForm) -> mx.array:
     """Multiply `[batch, kv_heads, rows, tokens]`; return `[batch, kv_heads, rows, width]`."""
-    packed, bits = values[:3], {"group_size": values.group_size, "bits": values.bits}
-    if form is ValuesForm.UNPACKED and weights.shape[2] >= FAST_VALUE_ROWS_MIN:
-        if _can_unpack(weights, values):
-            return _unpacked_values_product(weights, values)
-    elif form is ValuesForm.APART:
-        apart = (array[:, :, None] for array in packed)
+    is_unpacked = form is ValuesForm.UNPACKED and weights.shape[2] >= FAST_VALUE_ROWS_MIN
+    if is_unpacked and _can_unpack(weights, values):
+        return _unpacked_values_product(weights, values)
+    bits = values.quantization
+    if form is ValuesForm.APART:
+        apart = (array[:, :, None] for array in values[:3])
         out = mx.quantized_matmul(weights[..., None, :], *apart, transpose=False, **bits)
         return out.squeeze(-2)
-    return mx.quantized_matmul(weights, *packed, transpose=False, **bits)
+    return mx.quantized_matmul(weights, *values[:3], transpose=False, **bits)
 
 
 def _can_unpack(factor: mx.array, packed: Packed) -> bool:

@@ -36,17 +36,20 @@ class Packed(NamedTuple):
     width: int  # without the zeros that fill the last group
     moved_rows: MovedRows | None = None  # rotation of moved rows, whose codes are unrotated
 
+    @property
+    def quantization(self) -> dict[str, int]:
+        """Arguments of MLX's products that describe the codes."""
+        return {"group_size": self.group_size, "bits": self.bits}
+
     def dense(self) -> mx.array:
         """Return the dequantized numbers, rotated to their positions."""
-        numbers = mx.dequantize(
-            self.codes, self.scales, self.biases, group_size=self.group_size, bits=self.bits
-        )
+        numbers = mx.dequantize(*self[:3], **self.quantization)
         if numbers.shape[-1] != self.width:
             numbers = numbers[..., : self.width]
         return numbers if self.moved_rows is None else self.moved_rows.rotate_rows(numbers)
 
     def between(self, start: int, end: int) -> "Packed":
-        """Return tokens `start:end` as they are stored."""
+        """Return tokens `start:end` as they are stored, without a rotation."""
         codes, scales, biases = (array[:, :, start:end] for array in self[:3])
         return Packed(codes, scales, biases, self.bits, self.group_size, self.width)
 
@@ -157,11 +160,11 @@ def last_tokens(fetched: mx.array | Packed, count: int) -> mx.array | Packed:
     """Return the last `count` fetched tokens, or all if there are fewer."""
     if not isinstance(fetched, Packed):
         return fetched[:, :, -count:]
-    codes, scales, biases = (array[:, :, -count:] for array in fetched[:3])
-    moved_rows = fetched.moved_rows
-    if moved_rows is not None:
-        moved_rows = moved_rows.last_rows(count, fetched.codes.shape[2])
-    return fetched._replace(codes=codes, scales=scales, biases=biases, moved_rows=moved_rows)
+    tokens_count, moved_rows = fetched.codes.shape[2], fetched.moved_rows
+    last = fetched.between(max(0, tokens_count - count), tokens_count)
+    if moved_rows is None:
+        return last
+    return last._replace(moved_rows=moved_rows.last_rows(count, tokens_count))
 
 
 def with_moved_rows(fetched: mx.array | Packed, moved_rows: MovedRows) -> mx.array | Packed:

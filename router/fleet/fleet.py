@@ -39,7 +39,6 @@ class NodeWatch:
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._states: dict[NodeName, str] = {}
-        self._memory: dict[NodeName, MemoryChanged] = {}
         self._rates: dict[NodeName, dict[tuple[NodeName, LinkKind], float]] = {}
         self._views: dict[NodeName, NodeView] = {}  # looked at last
 
@@ -53,14 +52,12 @@ class NodeWatch:
         if view is None or view is last:
             return
         self._views[member.name] = view
-        self._look_at_memory(member.name, view)
+        self._look_at_memory(view, last)
         if last is None or view.links is not last.links:
             self._look_at_links(member.name, view.links)
 
-    def _look_at_memory(self, name: NodeName, view: NodeView) -> None:
-        limits = view.hot_limit_bytes, view.hot_total_bytes
-        now, last = MemoryChanged(name, view.memory_pressure, *limits), self._memory.get(name)
-        self._memory[name] = now
+    def _look_at_memory(self, view: NodeView, last_view: NodeView | None) -> None:
+        now, last = _memory_of(view), _memory_of(last_view) if last_view is not None else None
         if now != last and not (now.is_usual and (last is None or last.is_usual)):
             self._publish(now)
 
@@ -76,6 +73,12 @@ class NodeWatch:
             if is_news:
                 self._publish(LinkMeasured(name, peer, kind, rate, link.rtt_s))
         self._rates[name] = rates
+
+
+def _memory_of(view: NodeView) -> MemoryChanged:
+    return MemoryChanged(
+        view.name, view.memory_pressure, view.hot_limit_bytes, view.hot_total_bytes
+    )
 
 
 @dataclass(frozen=True, slots=True)

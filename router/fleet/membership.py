@@ -131,8 +131,7 @@ async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[
         else:
             return _apply_changes(member, changes, known), (changes.view, changes.links)
     whole = await member.link.call(Describe(), NodeView, timeout_s)
-    if whole is not member.view:
-        check_versions(member.name, {"control": whole.control, "control_min": whole.control_min})
+    check_versions(member.name, {"control": whole.control, "control_min": whole.control_min})
     return whole, (0, 0)
 
 
@@ -436,12 +435,11 @@ class Membership:
             return False
         if member.view is None or sent_s >= member.heartbeat_s:
             restarted = member.view is not None and view.incarnation != member.view.incarnation
-            if view is not member.view:
-                member.link.http_url = view.http_url.rstrip("/")
-                member.link.reads_origins = view.reads_origins
             member.view, member.loading_s, member.failure = view, None, None
             member.known = known
             member.heartbeat_s = max(sent_s, member.heartbeat_s)
+            member.link.http_url = view.http_url.rstrip("/")
+            member.link.reads_origins = view.reads_origins
             if sent_s >= self._reports_since_s and member.listed == member.state:
                 self._unlisted.discard(member.name)  # its list of agents is the latest one
             if restarted:
