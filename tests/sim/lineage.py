@@ -46,8 +46,11 @@ class Lineage:
         drop, load = DerivedMemory._drop, ManifestStore._without_derived
 
         async def dropped(derived, agent):
-            self._note_cut(agent.key)  # also where its node dies before it is done
-            return await drop(derived, agent)
+            self._note_cut(agent.key)
+            try:
+                return await drop(derived, agent)
+            finally:  # it waited for the agent's turn, which may be acknowledged since
+                self._note_cut(agent.key)
 
         def loaded(store, name, record):
             kept = load(store, name, record)

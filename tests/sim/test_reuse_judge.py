@@ -1,11 +1,15 @@
 """The judge of reuse excuses only agents disturbed since their acknowledgement."""
 
+import asyncio
 from types import SimpleNamespace as Part
+from unittest import mock
 
 import pytest
 
 from fabric.edit_mode import EditMode
 from fabric.turn.generation import IdentityKind
+from node.tiers.derived_memory import DerivedMemory
+from tests.sim.lineage import Lineage
 from tests.sim.model import END, FULL, KINDS
 from tests.sim.reuse_judge import Attempt, ReuseJudge
 from tests.sim.watch import Watch
@@ -97,6 +101,20 @@ def test_context_includes_the_end_token_of_its_answer(answer):
     assert case.judge("node-a", len(FILLER) - 1, answer=answer, prompt=edited) == []
     assert case.judge("node-a", len(context), answer=answer, prompt=context + "!") == []
     assert len(case.judge("node-a", len(context) - 1, answer=answer, prompt=context + "!")) == 1
+
+
+@pytest.mark.parametrize(("ends_s", "is_fine"), [(0.9, False), (2.0, True)])
+def test_cut_excuses_the_acknowledgements_before_its_end(ends_s, is_fine):
+    """Derived memory is dropped once the agent's turn has ended; the drop begins at 0.5 s."""
+    case = Case()
+    case.note, case.lineage = lambda _text: None, Lineage(case)
+
+    async def drop(_memory, _agent):
+        case.at(ends_s)
+
+    with mock.patch.object(DerivedMemory, "_drop", drop), case.at(0.5).lineage.taps():
+        asyncio.run(DerivedMemory._drop(None, Part(key=KEY)))
+    assert (case.judge("node-a") == []) is is_fine
 
 
 @pytest.mark.parametrize(("evicted_s", "is_fine"), [(0.5, False), (3.0, True)])
