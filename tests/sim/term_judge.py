@@ -20,7 +20,7 @@ class TermJudge:
         self.winners = {}  # by term
         self.is_over = False
         self._known = {}  # by node: the highest term that it granted or took changes of
-        self._placed = {}  # by agent: the latest term in which a node served it
+        self._placed = {}  # by agent: the latest term in which a node served it, and the epoch
         self.placed_count = 0
 
     @contextlib.contextmanager
@@ -75,12 +75,14 @@ class TermJudge:
     def _on_placed(self, terms, agent):
         if agent.key[0] == SELF_TEST_TENANT:
             return
-        term, latest = terms._ballot.granted.term, self._placed.get(agent.key, 0)
+        term, epoch = terms._ballot.granted.term, agent.manifest.epoch
+        latest, at_epoch = self._placed.get(agent.key, (0, 0))
         self.placed_count += 1
-        if term < latest:
+        if term >= latest:
+            self._placed[agent.key] = term, epoch
+        elif epoch >= at_epoch:  # else it was sent in time, came late, and its epoch is fenced
             name = terms._folder.name
             self._world.fail(f"{name} serves {agent.key} in term {term}, placed in {latest}")
-        self._placed[agent.key] = term
 
 
 def _has_lease(host):

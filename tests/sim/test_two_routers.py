@@ -1,8 +1,11 @@
 """Lives with two routers: one at a time changes the fabric, and planted faults are found."""
 
+from types import SimpleNamespace as Part
+
 import pytest
 
 from tests.sim.planted_terms import TERM_PLANTS
+from tests.sim.term_judge import TermJudge
 from tests.sim.world import run, two_routers
 
 SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 10, 10_000, 10
@@ -43,6 +46,17 @@ def test_lives_find_planted_faults(plant):
             if run(seed, two_routers).violation is not None:
                 return
     pytest.fail(f"{PLANTED_SEEDS_MAX} seeds live with it")
+
+
+@pytest.mark.parametrize(("epoch", "is_fine"), [(4, True), (5, False)])
+def test_late_turn_of_an_earlier_term_is_judged_by_its_epoch(epoch, is_fine):
+    """Another node has the agent at epoch 5, in the next term."""
+    failed = []
+    judge = TermJudge(Part(fail=failed.append))
+    for node, term, its_epoch in (("node-b", 4, 5), ("node-a", 3, epoch)):
+        terms = Part(_folder=Part(name=node), _ballot=Part(granted=Part(term=term)))
+        judge._on_placed(terms, Part(key=("red", "alice"), manifest=Part(epoch=its_epoch)))
+    assert (failed == []) is is_fine
 
 
 def test_lives_repeat_with_their_seed():
