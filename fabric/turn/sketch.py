@@ -76,9 +76,12 @@ def continues_sketch(sketch: Sequence[int], longer: Sequence[int]) -> bool:
     return is_whole_sketch(sketch) and sketch[-1] in longer
 
 
-def common_pieces(a: Sequence[int], b: Sequence[int]) -> int:
-    """Count the leading pieces two sketches share, in O(log n): hashes are chained."""
-    low, high = 0, min(len(a), len(b))
+def common_pieces(a: Sequence[int], b: Sequence[int], most: int | None = None) -> int:
+    """Count the leading pieces two sketches share, in O(log n): hashes are chained.
+
+    No more than `most` are counted.
+    """
+    low, high = 0, min(len(a), len(b)) if most is None else most
     while low < high:
         middle = (low + high + 1) // 2
         if a[middle - 1] == b[middle - 1]:

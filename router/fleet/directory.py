@@ -250,7 +250,7 @@ class Directory:
     def owner(self, key: AgentKey) -> Holding | None:
         """Return the owned or sealed holding of the highest epoch."""
         owners = [h for h in self.unerased_holdings(key) if h.state is not OwnerState.REPLICA]
-        return max(owners, key=_rank, default=None)
+        return max(owners, key=_rank) if len(owners) > 1 else owners[0] if owners else None
 
     def released_owner(self, key: AgentKey) -> Holding | None:
         """Return the holding that released an agent whose owner is unknown.
@@ -269,13 +269,13 @@ class Directory:
         """Return every node's holding of the agent, by node."""
         nodes = self._holdings.get(key, {})
         names = sorted(nodes) if len(nodes) > 1 else nodes
-        return tuple(nodes[name] for name in names)
+        return tuple([nodes[name] for name in names])
 
     def unerased_holdings(self, key: AgentKey) -> tuple[Holding, ...]:
         """Return the holdings that were not erased, by node."""
         holdings = self.holdings(key)
         floor = self.floor(key) if holdings else 0
-        return tuple(h for h in holdings if h.epoch > floor)
+        return tuple([h for h in holdings if h.epoch > floor])
 
     def highest(self, key: AgentKey) -> int:
         """Return the highest epoch that any node reports of the agent; 0 if none does."""
@@ -375,7 +375,8 @@ class Directory:
 
     def starting(self, key: AgentKey) -> StartReservation | None:
         """Return the reservation of an agent that starts at an epoch above its owner's."""
-        started, owner = self._reserved.get(key), self.owner(key)
+        started = self._reserved.get(key)
+        owner = self.owner(key) if started is not None else None
         return started if owner is None or (started and started.epoch > owner.epoch) else None
 
     def reserve(self, key: AgentKey, node: NodeName, epoch: int) -> StartReservation:

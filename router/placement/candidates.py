@@ -80,6 +80,7 @@ class Ranking:
         self._np = np
         self._rows: dict[NodeName, int] = {}
         self._nodes: list[NodeSnapshot] = []
+        self._speeds: list[tuple[float, float]] = []  # of prompts and answers; 0 if unknown
         self._table = np.zeros((_COLUMNS, _FIRST_ROWS))
         self._prefill: list[float] = []  # measured speeds, sorted
         self._prefill_sum = 0.0
@@ -105,6 +106,7 @@ class Ranking:
         if row is None:
             row = self._rows[node.name] = len(self._nodes)
             self._nodes.append(node)
+            self._speeds.append((0.0, 0.0))
             if row == self._table.shape[1]:
                 self._table = self._np.concatenate([self._table, self._table * 0.0], axis=1)
             self._known_rows.clear()
@@ -113,13 +115,7 @@ class Ranking:
         else:
             self._discount(row)
         self._nodes[row] = node
-        prefill, decode = node.prefill_tokens_per_s(), node.decode_tokens_per_s
-        if prefill > 0:
-            insort(self._prefill, prefill)
-            self._prefill_sum += prefill
-        if decode > 0:
-            self._decode_sum += decode
-            self._decode_count += 1
+        self._note_speeds(row, node.prefill_tokens_per_s(), node.decode_tokens_per_s)
         self._agents_sum += node.agents
         self._turns_sum += node.turns
         self._write(row)
@@ -135,10 +131,12 @@ class Ranking:
         if row is None:
             return
         self._discount(row)
-        last = self._nodes.pop()
+        self._note_speeds(row, 0.0, 0.0)
+        last, speeds = self._nodes.pop(), self._speeds.pop()
         self._known_rows.clear()
         if last.name != name:
             self._nodes[row], self._rows[last.name] = last, row
+            self._speeds[row] = speeds
             self._table[:, row] = self._table[:, len(self._nodes)]
         self._table[:, len(self._nodes)] = 0.0
         for point in _points(name):
@@ -263,23 +261,28 @@ class Ranking:
 
     def _discount(self, row: int) -> None:
         node = self._nodes[row]
-        prefill, decode = node.prefill_tokens_per_s(), node.decode_tokens_per_s
-        if prefill > 0:
-            del self._prefill[bisect_left(self._prefill, prefill)]
-            self._prefill_sum -= prefill
-        if decode > 0:
-            self._decode_sum -= decode
-            self._decode_count -= 1
         self._agents_sum -= node.agents
         self._turns_sum -= node.turns
         self._weights_sum -= float(self._table[_WEIGHT, row])
         self._table[_WEIGHT, row] = 0.0
 
+    def _note_speeds(self, row: int, prefill: float, decode: float) -> None:
+        """Replace a node's speeds in the sums and in the order of all."""
+        old_prefill, old_decode = self._speeds[row]
+        self._speeds[row] = prefill, decode
+        if prefill != old_prefill:
+            if old_prefill > 0:
+                del self._prefill[bisect_left(self._prefill, old_prefill)]
+            if prefill > 0:
+                insort(self._prefill, prefill)
+            self._prefill_sum += prefill - old_prefill
+        self._decode_sum += decode - old_decode
+        self._decode_count += (decode > 0) - (old_decode > 0)
+
     def _write(self, row: int) -> None:
         """Write the columns of a row from its node."""
-        node = self._nodes[row]
-        prefill = node.prefill_tokens_per_s() or self._prefill_mean
-        decode = node.decode_tokens_per_s or self._decode_mean
+        node, (prefill, decode) = self._nodes[row], self._speeds[row]
+        prefill, decode = prefill or self._prefill_mean, decode or self._decode_mean
         per_s = max(decode, TOKENS_PER_S_MIN)
         answer_s = answer_factor(node.turns) / per_s if decode > 0 else 0.0
         weight = class_weight(prefill / self._weighed_at)

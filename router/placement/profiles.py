@@ -35,21 +35,26 @@ class NodeProfile:
 
     prefill: tuple[float | None, ...] = (None,) * (len(POSITIONS) + 1)
     decode: tuple[float | None, ...] = (None,) * (len(BATCHES) + 1)
+    # The same with the nearest known speed in place of each unknown one.
+    _near_prefill: tuple[float | None, ...] = field(init=False, repr=False, compare=False)
+    _near_decode: tuple[float | None, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Find the nearest known speeds once, since each decision reads them."""
+        object.__setattr__(self, "_near_prefill", _filled(self.prefill))
+        object.__setattr__(self, "_near_decode", _filled(self.decode))
 
     def prefill_tokens_per_s(self, reported: float, position: float = 0.0) -> float:
         """Return the speed at a position: the nearest known one, or what the node reported."""
-        if self is UNKNOWN:
-            return reported
-        return _nearest(self.prefill, bisect_left(POSITIONS, position)) or reported
+        return self._near_prefill[bisect_left(POSITIONS, position)] or reported
 
     def decode_tokens_per_s(self, reported: float, batch: int = 1) -> float:
         """Return the speed of one sequence alone, as it follows from answers in such a batch."""
-        if self is UNKNOWN:
-            return reported
-        return _nearest(self.decode, bisect_left(BATCHES, batch)) or reported
+        return self._near_decode[bisect_left(BATCHES, batch)] or reported
 
 
-UNKNOWN: Final = NodeProfile()
+def _filled(speeds: tuple[float | None, ...]) -> tuple[float | None, ...]:
+    return tuple(_nearest(speeds, bucket) for bucket in range(len(speeds)))
 
 
 def _nearest(speeds: tuple[float | None, ...], bucket: int) -> float | None:
@@ -59,6 +64,9 @@ def _nearest(speeds: tuple[float | None, ...], bucket: int) -> float | None:
             if 0 <= at < len(speeds) and (speed := speeds[at]) is not None:
                 return speed
     return None
+
+
+UNKNOWN: Final = NodeProfile()
 
 
 @dataclass(slots=True)
@@ -130,7 +138,8 @@ class Profiles:
                 known = measures.profile.prefill_tokens_per_s(view.prefill_tokens_per_s, tokens)
                 measure = measures.prefill.setdefault(bucket, _prior(known))
                 measure.add(computed, seconds, view.prefill_tokens_per_s)
-                self._publish(node, measures)
+                if _is_news(measures.profile.prefill[bucket], measure.per_s):
+                    self._publish(node, measures)
         measures.progress_s = now_s
         return PromptProgress(tokens, now_s, measures.busy_s)
 
@@ -152,7 +161,8 @@ class Profiles:
         measure = measures.decode.setdefault(bucket, _prior(known))
         weighed = DECODE_WEIGHT * tokens * slowdown, DECODE_WEIGHT * seconds
         measure.add(*weighed, view.decode_tokens_per_s)
-        self._publish(node, measures)
+        if _is_news(measures.profile.decode[bucket], measure.per_s):
+            self._publish(node, measures)
 
     def _measures(self, node: NodeName) -> _NodeMeasures | None:
         view = self._view_of(node)
@@ -164,16 +174,12 @@ class Profiles:
         return known
 
     def _publish(self, node: NodeName, measures: _NodeMeasures) -> None:
-        """Make a new profile if a speed has changed enough."""
-        old = measures.profile
-        new = NodeProfile(
+        """Make a new profile of a node's measures."""
+        measures.profile = NodeProfile(
             _speeds(measures.prefill, len(POSITIONS) + 1),
             _speeds(measures.decode, len(BATCHES) + 1),
         )
-        pairs = zip((*old.prefill, *old.decode), (*new.prefill, *new.decode), strict=True)
-        if any(_is_news(before, now) for before, now in pairs):
-            measures.profile = new
-            self.changed.add(node)
+        self.changed.add(node)
 
 
 def _prior(speed: float) -> _Measure:
@@ -184,7 +190,5 @@ def _speeds(measures: dict[int, _Measure], count: int) -> tuple[float | None, ..
     return tuple(measures[at].per_s if at in measures else None for at in range(count))
 
 
-def _is_news(before: float | None, now: float | None) -> bool:
-    if before is None or now is None:
-        return before is not now
-    return abs(now - before) > NEWS_SHARE * before
+def _is_news(before: float | None, now: float) -> bool:
+    return before is None or abs(now - before) > NEWS_SHARE * before

@@ -7,7 +7,7 @@ The index is a hint: a wrong entry costs a recomputation, never a wrong answer.
 """
 
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -40,25 +40,28 @@ class Match:
     state: HeadState = HeadState.STORED
 
 
-class NodeCounts(Counter[NodeName]):
+class NodeCounts(dict[NodeName, int]):
     """Numbers of agents by node; `changes` counts the nodes that came or went."""
 
     changes = 0
 
     def add(self, node: NodeName, change: int) -> None:
         """Add to a node's number, and drop the node at zero."""
-        before = self[node]
-        self[node] = before + change
-        if before + change <= 0:
+        before = self.get(node, 0)
+        now = before + change
+        if now > 0:
+            self[node] = now
+            self.changes += not before
+        elif before:
             del self[node]
-        if (before > 0) != (before + change > 0):
             self.changes += 1
 
 
 @dataclass(slots=True)
 class _Branch:
-    edge: Sequence[int]
+    edge: "array[int]"
     parent: "_Branch | None"
+    depth: int = 0  # pieces from the root to the end of its edge
     children: dict[int, "_Branch"] = field(default_factory=dict)
     holders: dict[NodeName, dict[AgentId, None]] = field(default_factory=dict)
     below: NodeCounts = field(default_factory=NodeCounts)  # holders here and further down
@@ -82,7 +85,7 @@ class Level:
         """Return the state of this beginning on a node."""
         coming = self.coming.get(node, 0) if self.coming else 0
         borrowed = self.borrowed.get(node, 0) if self.borrowed else 0
-        if self.nodes[node] > coming + borrowed:
+        if self.nodes.get(node, 0) > coming + borrowed:
             return HeadState.STORED
         return HeadState.COMING if coming else HeadState.BORROWED
 
@@ -127,22 +130,58 @@ class SketchIndex:
             return
         if opening is None:
             opening = self._openings.get(key)
-        self.remove(tenant, node, agent)
-        if not sketch:
-            return
-        root = self._roots.setdefault(tenant, _Branch((), None))
-        leaf, added_count = _descend(root, array("Q", sketch))
-        self._pieces_count += added_count
-        leaf.holders.setdefault(node, {})[agent] = None
-        self._places[key] = (leaf, tag)
-        if is_coming:
-            self._unstored[key] = HeadState.COMING
+        if known is not None and self._lengthen(known[0], sketch):
+            self.settle(tenant, node, agent)
+            self._forget_form(tenant, (node, agent))
+            self._places.move_to_end(key)
+            self._places[key] = (known[0], tag)
+            if is_coming:
+                self._unstored[key] = HeadState.COMING
+                _count_unstored(known[0], node, 1, HeadState.COMING)
+        else:
+            self.remove(tenant, node, agent)
+            if not sketch:
+                return
+            self._add(key, sketch, tag, HeadState.COMING if is_coming else None)
         if opening is not None:
             self._openings[key] = opening
         if form is not None:
             self._forms[key] = form
             self._formed.setdefault((tenant, form), {})[key[1]] = None
-        _count(leaf, node, 1, self._unstored.get(key))
+        self._make_room()
+
+    def _lengthen(self, leaf: _Branch, sketch: Sequence[int]) -> bool:
+        """Extend a branch to a longer sketch of its only agent; return whether it is that one."""
+        edge, depth = leaf.edge, leaf.depth
+        if leaf.children or len(leaf.holders) > 1 or len(sketch) < depth:
+            return False
+        if sketch[depth - 1] != edge[-1] or any(len(held) > 1 for held in leaf.holders.values()):
+            return False
+        if len(sketch) > depth:
+            leaf.edge = edge + array("Q", sketch[depth:])
+            leaf.depth = len(sketch)
+            self._pieces_count += leaf.depth - depth
+        return True
+
+    def _add(
+        self,
+        key: tuple[TenantId, Holder],
+        sketch: Sequence[int],
+        tag: object,
+        state: HeadState | None,
+    ) -> None:
+        tenant, (node, agent) = key
+        root = self._roots.setdefault(tenant, _Branch(array("Q"), None))
+        leaf, added_count = _descend(root, array("Q", sketch))
+        self._pieces_count += added_count
+        leaf.holders.setdefault(node, {})[agent] = None
+        self._places[key] = (leaf, tag)
+        _count(leaf, node, 1)
+        if state is not None:
+            self._unstored[key] = state
+            _count_unstored(leaf, node, 1, state)
+
+    def _make_room(self) -> None:
         while self._is_full() and len(self._places) > 1:
             oldest, (its_node, its_agent) = next(iter(self._places))
             self.remove(oldest, its_node, its_agent)
@@ -187,9 +226,10 @@ class SketchIndex:
         self._coming_count += 1
         name = AgentId(f"\0{self._coming_count}")  # no agent's
         if sketch:
-            state = HeadState.BORROWED if borrows else HeadState.COMING
-            self._unstored[tenant, (node, name)] = state
-        self.put(tenant, node, name, sketch, opening=_NO_OPENING)
+            key = (tenant, (node, name))
+            self._openings[key] = _NO_OPENING
+            self._add(key, sketch, None, HeadState.BORROWED if borrows else HeadState.COMING)
+            self._make_room()
         return name
 
     def settle(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
@@ -197,8 +237,7 @@ class SketchIndex:
         key = (tenant, (node, agent))
         state = self._unstored.pop(key, None)
         if state is not None:
-            _count(self._places[key][0], node, -1, state)
-            _count(self._places[key][0], node, 1, None)
+            _count_unstored(self._places[key][0], node, -1, state)
 
     def remove(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
         """Remove an agent on a node, if it is there."""
@@ -213,7 +252,10 @@ class SketchIndex:
         del agents[agent]
         if not agents:
             del place[0].holders[node]
-        _count(place[0], node, -1, self._unstored.pop(key, None))
+        _count(place[0], node, -1)
+        state = self._unstored.pop(key, None)
+        if state is not None:
+            _count_unstored(place[0], node, -1, state)
         while branch and branch.parent and not branch.holders and not branch.children:
             del branch.parent.children[branch.edge[0]]
             self._pieces_count -= len(branch.edge)
@@ -284,7 +326,7 @@ class SketchIndex:
 
 
 def _sketch_of(leaf: _Branch) -> "array[int]":
-    edges: list[Sequence[int]] = []
+    edges: list[array[int]] = []
     branch: _Branch | None = leaf
     while branch is not None:
         edges.append(branch.edge)
@@ -295,12 +337,12 @@ def _sketch_of(leaf: _Branch) -> "array[int]":
     return sketch
 
 
-def _descend(branch: _Branch, sketch: Sequence[int]) -> tuple[_Branch, int]:
+def _descend(branch: _Branch, sketch: "array[int]") -> tuple[_Branch, int]:
     """Return the branch at which `sketch` ends, and the number of pieces that were added."""
     while sketch:
         child = branch.children.get(sketch[0])
         if child is None:
-            leaf = _Branch(sketch, branch)
+            leaf = _Branch(sketch, branch, branch.depth + len(sketch))
             branch.children[sketch[0]] = leaf
             return leaf, len(sketch)
         common = common_pieces(child.edge, sketch)
@@ -317,6 +359,7 @@ def _split(branch: _Branch, at: int) -> _Branch:
     front = _Branch(
         branch.edge[:at],
         parent,
+        parent.depth + at,
         below=NodeCounts(branch.below),
         coming=NodeCounts(branch.coming) if branch.coming else None,
         borrowed=NodeCounts(branch.borrowed) if branch.borrowed else None,
@@ -327,14 +370,20 @@ def _split(branch: _Branch, at: int) -> _Branch:
     return front
 
 
-def _count(leaf: _Branch, node: NodeName, change: int, state: HeadState | None) -> None:
+def _count(leaf: _Branch, node: NodeName, change: int) -> None:
     branch: _Branch | None = leaf
     while branch is not None:
         branch.below.add(node, change)
+        branch = branch.parent
+
+
+def _count_unstored(leaf: _Branch, node: NodeName, change: int, state: HeadState) -> None:
+    branch: _Branch | None = leaf
+    while branch is not None:
         if state is HeadState.COMING:
             branch.coming = branch.coming or NodeCounts()
             branch.coming.add(node, change)
-        elif state is HeadState.BORROWED:
+        else:
             branch.borrowed = branch.borrowed or NodeCounts()
             branch.borrowed.add(node, change)
         branch = branch.parent

@@ -98,7 +98,8 @@ class Extent:
         """Return how many leading pieces both have."""
         if self.content is other.content:
             return min(self.count, other.count)
-        return common_pieces(self.pieces, other.pieces)
+        most = min(self.count, other.count)
+        return common_pieces(self.content.pieces, other.content.pieces, most)
 
     def tokens_of(self, count: int) -> int:
         """Return the tokens of the leading `count` pieces."""

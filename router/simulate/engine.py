@@ -106,6 +106,7 @@ class ModelledEngine:
         self._shares_heads = shares_heads
         self._chunk_tokens_max = chunk_tokens_max
         self._waiting: list[NodeTurn] = []
+        self._arriving: NodeTurn | None = None
         self._loading: list[NodeTurn] = []
         self._ready: list[NodeTurn] = []
         self._batch: list[tuple[int, int, NodeTurn]] = []  # heap of the step at which a job ends
@@ -144,7 +145,9 @@ class ModelledEngine:
         self._count += 1
         job.order = self._count
         self._waiting.append(job)
+        self._arriving = job
         self.grant()
+        self._arriving = None
 
     def abandon(self) -> None:
         """Lose all jobs, as a node that dies does."""
@@ -233,8 +236,10 @@ class ModelledEngine:
 
     def _find_published(self, job: NodeTurn) -> None:
         """Find the tokens that were published while a job waited."""
-        found = self._cache.look_up(job.agent, job.prompt, self._timeline.now_s)
-        best, disk = found.tokens, found.disk_tokens
+        best, disk = job.cached_tokens, job.disk_tokens
+        if job is not self._arriving:  # it has looked them up a moment ago
+            found = self._cache.look_up(job.agent, job.prompt, self._timeline.now_s)
+            best, disk = found.tokens, found.disk_tokens
         for lead, common in self._leads(job.prompt):
             published = min(common, lead.position, job.prompt_tokens - 1) if lead.is_awaited else 0
             if published > best:

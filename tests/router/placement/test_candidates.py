@@ -69,7 +69,7 @@ def test_decision_among_candidates_costs_no_more_than_among_all(seed):
     ranking, draw = ranked(nodes), random.Random(seed)
     holders = draw.sample(nodes, draw.choice([3, 50, 190]))
     prefixes = [PrefixHolder(each.name, 0.5, is_resident=True) for each in holders]
-    cached = [Cached(3_840, NodeCounts(each.name for each in holders))]
+    cached = [Cached(3_840, NodeCounts((each.name, 1) for each in holders))]
     names = set(ranking.cheapest(WORK, 16, no_node, cached))
     few = FleetSnapshot(
         {each.name: each for each in nodes if each.name in names},
@@ -88,8 +88,8 @@ def test_decision_among_candidates_costs_no_more_than_among_all(seed):
 def test_cached_prefix_counts_by_its_longest_match():
     nodes = [node(f"n{at:02}", known={"promised_s": 3.0}) for at in range(40)]
     ranking = ranked(nodes)
-    most = Cached(2_000, NodeCounts(each.name for each in nodes[2:]))
-    few = Cached(6_000, NodeCounts([nodes[5].name, nodes[1].name, "gone"]))
+    most = Cached(2_000, NodeCounts((each.name, 1) for each in nodes[2:]))
+    few = Cached(6_000, NodeCounts({nodes[5].name: 1, nodes[1].name: 1, "gone": 1}))
 
     assert set(ranking.cheapest(WORK, 2, no_node, [most, few])) == {"n05", "n01"}
     assert ranking.cheapest(WORK, 40, no_node, [most])[38:] == ["n00", "n01"], "in their order"
@@ -98,7 +98,7 @@ def test_cached_prefix_counts_by_its_longest_match():
 def test_nodes_that_come_and_go_count_in_the_next_decision():
     nodes = [node(f"n{at:02}") for at in range(40)]
     ranking = ranked(nodes)
-    counts = NodeCounts(["n07", "n09"])
+    counts = NodeCounts({"n07": 1, "n09": 1})
 
     def first():
         return set(ranking.cheapest(WORK, 2, no_node, [Cached(6_000, counts)]))

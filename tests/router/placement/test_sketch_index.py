@@ -50,6 +50,21 @@ def test_index_equals_linear_search(steps, query):
     assert len(index) == sum(1 for sketch in model.values() if sketch)
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), SKETCHES, st.booleans())))
+def test_state_of_a_beginning_is_that_of_its_last_holders(steps):
+    """Sketches grow in place, split and go; a new index of the same agents has the same states."""
+    index, last = SketchIndex(), {}
+    for node, agent, sketch, is_coming in steps:
+        index.put("x", node, agent, sketch, is_coming=is_coming)
+        last[node, agent] = sketch, is_coming
+    anew = SketchIndex()
+    for (node, agent), (sketch, is_coming) in last.items():
+        anew.put("x", node, agent, sketch, is_coming=is_coming)
+    for sketch, _ in last.values():
+        assert index.matches("x", sketch) == anew.matches("x", sketch)
+    assert index._pieces_count == anew._pieces_count
+
+
 @given(STEPS)
 def test_index_is_empty_after_all_removals(steps):
     index = SketchIndex()
@@ -120,6 +135,16 @@ def test_long_sketches_evict_older_ones(monkeypatch):
     assert len(index) == 1
     index.remove("t", "a", "long")
     assert index._pieces_count == 0
+
+
+def test_growing_sketch_evicts_the_others(monkeypatch):
+    monkeypatch.setattr("router.placement.sketch_index.SKETCH_PIECES_KEPT_MAX", 10)
+    index = SketchIndex()
+    index.put("t", "a", "oldest", chain(*[1] * 6))
+    index.put("t", "a", "latest", chain(2))
+    index.put("t", "a", "oldest", chain(*[1] * 12))
+    assert index.matches("t", chain(*[1] * 12)) == {"a": Match(12, "oldest")}
+    assert len(index) == 1
 
 
 def test_suffix_extends_only_a_known_sketch():
