@@ -151,6 +151,11 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.append(handle)
         return handle
 
+    def call_later(self, delay, callback, *args, context=None):
+        """Schedule a callback; a delay that rounding would lose still moves the clock."""
+        delay = max(delay, self._clock_resolution) if delay > 0 else delay
+        return super().call_later(delay, callback, *args, context=context)
+
     def call_at(self, when, callback, *args, context=None):
         timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)

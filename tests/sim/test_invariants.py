@@ -98,6 +98,16 @@ def test_run_without_answers_is_a_hang_but_slow_answers_are_not(answered_s, is_f
     assert len(found) == 1
 
 
+def test_delay_below_rounding_moves_the_clock():
+    """Otherwise a task that waits for what is left of a time would repeat that for ever."""
+    loop = SimLoop()
+    loop.now_s = began_s = 1e6
+    loop.call_later(1e-12, loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert loop.now_s > began_s
+
+
 class Cache:
     def __init__(self, size_bytes):
         self.resident_bytes = size_bytes
