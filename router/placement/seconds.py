@@ -117,8 +117,7 @@ def terms_of(
 
     A transfer to the node overlaps with its queue.
     """
-    if travel_s > 0 and node.queue_s > 0:
-        node = _after_seconds(node, travel_s)
+    queue_s, prompts_s = _queue_after(node, travel_s)
     rate, load_s = node.prefill_tokens_per_s, node.load_s
     own_s, anew_s = _rest_s(job, node), prefill_s(job.prompt_tokens, rate)
     rest_s = own_s
@@ -128,14 +127,23 @@ def terms_of(
     share_s = 0.0
     if node.over_share:
         share_s = max(SHARE_S, anew_s + answers_s) if job.is_calm else SHARE_S
-    is_free = node.queue_s <= 0
+    wait_s = delay_s = 0.0
+    if queue_s > 0:
+        # Long prompts take turns, so each delays another by no more than that one's own length.
+        turns_s = sum([min(left_s, own_s) for left_s in prompts_s])
+        unknown_s = max(0.0, queue_s - sum(prompts_s))
+        wait_s = unknown_s + turns_s
+        if job.prompt_tokens - node.cached_tokens <= SHORT_PROMPT_TOKENS:
+            wait_s = _short_wait_s(node, queue_s, prompts_s)
+        wait_s = max(wait_s, node.coming_s)
+        delay_s = turns_s + min(unknown_s, own_s)
     return Terms(
-        queue_s=0.0 if is_free else max(_wait_s(job, node, own_s), node.coming_s),
+        queue_s=wait_s,
         bring_s=travel_s,
         load_s=load_s,
         prefill_s=rest_s,
         answer_s=answers_s,
-        delay_s=0.0 if is_free else _delay_s(node, own_s),
+        delay_s=delay_s,
         evict_s=node.evict_s,
         share_s=share_s,
         risk_s=(node.slowness - 1.0) * (rest_s + answers_s),
@@ -143,12 +151,13 @@ def terms_of(
     )
 
 
-def _after_seconds(node: NodeCandidate, seconds: float) -> NodeCandidate:
-    """Return the node with the queue that it will have after some seconds."""
+def _queue_after(node: NodeCandidate, seconds: float) -> tuple[float, Sequence[float]]:
+    """Return the node's queue after some seconds, and the prompts in it."""
+    if seconds <= 0 or node.queue_s <= 0:
+        return node.queue_s, node.prompts_s
     left_s = max(0.0, node.queue_s - seconds)
     share = left_s / node.queue_s
-    prompts_s = tuple(each_s * share for each_s in node.prompts_s)
-    return replace(node, queue_s=left_s, prompts_s=prompts_s)
+    return left_s, [each_s * share for each_s in node.prompts_s]
 
 
 def _rest_s(job: Job, node: NodeCandidate) -> float:
@@ -171,24 +180,11 @@ def answer_factor(active: int) -> float:
     return with_us + active * (with_us - without_us)
 
 
-def _wait_s(job: Job, node: NodeCandidate, own_s: float) -> float:
-    """Estimate the seconds in which a node computes other prompts before the end of this one.
-
-    Long prompts take turns, so each delays another by no more than that one's own length. Short
-    ones overtake them: they wait for a chunk, and for the short ones before them.
-    """
-    if job.prompt_tokens - node.cached_tokens > SHORT_PROMPT_TOKENS:
-        unknown_s = max(0.0, node.queue_s - sum(node.prompts_s))
-        return unknown_s + sum(min(left_s, own_s) for left_s in node.prompts_s)
+def _short_wait_s(node: NodeCandidate, queue_s: float, prompts_s: Sequence[float]) -> float:
+    """Estimate the wait of a short prompt: it overtakes long ones, but for a chunk of one."""
     short_s = prefill_s(SHORT_PROMPT_TOKENS, node.prefill_tokens_per_s)
-    ahead_s = sum(left_s for left_s in node.prompts_s if left_s <= short_s)
-    return min(node.queue_s, ahead_s + CHUNK_S)
-
-
-def _delay_s(node: NodeCandidate, own_s: float) -> float:
-    """Estimate the seconds by which other prompts end later, all together."""
-    unknown_s = max(0.0, node.queue_s - sum(node.prompts_s))
-    return sum(min(left_s, own_s) for left_s in node.prompts_s) + min(unknown_s, own_s)
+    ahead_s = sum([left_s for left_s in prompts_s if left_s <= short_s])
+    return min(queue_s, ahead_s + CHUNK_S)
 
 
 def coming_s(queue_s: float, prompts_s: Sequence[float], lead_s: float) -> float:
