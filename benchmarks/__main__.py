@@ -2,7 +2,7 @@
 
 A benchmark is a file beside this one with a constant DESCRIPTION (one line), a function
 `add_arguments(parser)` and a function `run(arguments) -> Report`; `arguments.quick` asks for a
-run of seconds, whose figures show only that the benchmark works.
+run of seconds, which shows only that the benchmark works.
 """
 
 import argparse
@@ -26,7 +26,7 @@ QUICK_NOTE = "a run of seconds shows that the benchmark works; its limits are no
 
 
 def found() -> dict[str, str]:
-    """Return the description of every benchmark by name, without importing any."""
+    """Return the description of each benchmark by name, without importing it."""
     described = {}
     for path in sorted(FOLDER.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -58,7 +58,7 @@ def list_all(argv: Sequence[str]) -> int:
 
 
 def run_one(name: str, argv: Sequence[str]) -> int:
-    """Run a benchmark; exit status 1 if one of its limits is missed by a run in full."""
+    """Run a benchmark; return exit status 1 if a full run misses a limit."""
     module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
     parser = argparse.ArgumentParser(
         prog=f"macfabric bench {name}", description=f"{name}: {module.DESCRIPTION}."
@@ -87,7 +87,7 @@ def run_one(name: str, argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; without a name first, list what there is."""
+    """Run the command line; without a name, list the benchmarks."""
     if not argv or argv[0].startswith("-"):
         return list_all(argv)
     name, *rest = argv
@@ -102,5 +102,5 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     status = run_guarded(lambda: main(sys.argv[1:]))
     sys.stderr.flush()
-    # Python's own way out aborts, often, soon after a thread that used MLX has ended.
+    # Python's normal exit often aborts soon after a thread that used MLX has ended.
     os._exit(status)

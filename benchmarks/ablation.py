@@ -1,12 +1,12 @@
-"""Each component on and off: what it brings, on one machine in one run.
+"""Effect of each component, on against off, on one machine in one run.
 
 persistence      a turn after a restart, against computing its prompt
 4-bit caches     bytes per token in memory, against the model's own precision
 ragged batch     answers of agents of unequal length, at once against one after the other
-shared blocks    a new agent with a known head, against one of a tenant that does not know it
+shared blocks    a new agent with a cached head, against one of a tenant without it
 text matching    cached tokens of a sent-back history, against matching by tokens
 shipping         a turn on another node with its cache, against computing its prompt there
-heads in flight  agents that begin alike at the same time, of one tenant against one each
+heads in flight  simultaneous agents with one head, of one tenant against one tenant each
 """
 
 import argparse
@@ -42,7 +42,7 @@ KEYS = tuple(TENANTS.values())
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """What is measured with a component and without it."""
+    """Measurement with a component and without it."""
 
     figure: str
     measure: Callable[["Bench"], tuple[float, float]]  # on, off
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 class Bench:
-    """Fabrics and prompts of the measurements; prompts begin alike only by intention."""
+    """Fabrics and prompts of the measurements; prompts share a head only on purpose."""
 
     def __init__(self, model: Path, context: int) -> None:
         """Measure with prompts of `context` tokens."""
@@ -102,7 +102,7 @@ class Bench:
         nodes: int = 1,
         data: Path | None = None,
     ) -> AbstractContextManager[LocalFabric]:
-        """Return a fabric with tenants, which share nothing."""
+        """Run a fabric with several tenants, which share nothing."""
         settings = NodeSettings(
             durability="none",
             popular_bytes=0,
@@ -134,7 +134,7 @@ def _persistence(bench: Bench) -> tuple[float, float]:
     with short_folder() as data:
         with bench.fabric(data=data) as fabric:
             cold = _ask(fabric.client(KEYS[0]), "agent", messages)
-        with bench.fabric(data=data) as fabric:  # all of it started again
+        with bench.fabric(data=data) as fabric:  # the whole fabric was restarted
             warm = _ask(fabric.client(KEYS[0]), "agent", messages)
     return warm.ttft_s, cold.ttft_s
 

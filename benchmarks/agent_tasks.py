@@ -1,9 +1,9 @@
-"""Agents' histories under each policy and edit mode: what is computed, and what changes.
+"""Agents' histories under each policy and edit mode: recomputed tokens and changed answers.
 
 Traces of tool loops are replayed step by step. At each step the model has to call a tool; its next
 tokens and the tool's name are compared with those of the same step with the whole history. A
-policy that shortens the history changes what the model reads, so agreement below 1 is its price,
-not a fault; what `amortize` differs from `exact` in is the price of kept memory.
+policy that shortens the history changes the prompt, so agreement below 1 is its price, not a fault;
+the difference between `amortize` and `exact` is the price of kept memory.
 """
 
 import argparse
@@ -26,14 +26,14 @@ STEPS, QUICK_STEPS = 50, 10
 TRACES, QUICK_TRACES = 3, 1
 ANSWER_TOKENS = 48
 WHOLE = "whole history, exact"
-TOOL_PARSER = "json"  # how calls are written by models whose templates say nothing of it
+TOOL_PARSER = "json"  # syntax of calls for models whose templates define none
 POLICIES = ("truncate_older_than", "drop_failed_tool_calls", "strip_thinking", "summarize_to_stub")
 MODES = ("exact", "amortize")
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """How the history is edited, and what becomes of the cache after an edit."""
+    """Policy that edits the history, and mode in which the cache follows."""
 
     policy: str
     mode: str
@@ -113,7 +113,7 @@ def _tool(answer: ChatAnswer) -> str:
 
 
 def _same_share(answer: ChatAnswer, reference: ChatAnswer) -> float:
-    """Return the share of the reference's call that begins alike, in characters."""
+    """Return the share of the reference's call that matches from its beginning, in characters."""
     ours, theirs = ("".join("".join(call) for call in each.calls) for each in (answer, reference))
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
     return sum(1 for _ in alike) / max(1, len(theirs))

@@ -1,8 +1,8 @@
-"""Traces of tool-using agents, made by a script: steps, failed calls with retries, summaries.
+"""Generated traces of tool-using agents: steps, failed calls with retries, summaries.
 
-The shapes are those that coding agents show in public: a system prompt, then loops of one call and
-one result, results that are long, calls that fail and are repeated, and after some steps a user's
-message that sums up or asks for more. The words are those of Python's own documentation.
+The shapes are those of public coding agents: a system prompt, then loops of one call and one
+result, long results, calls that fail and are repeated, and after some steps a user's message that
+sums up or asks for more. The words come from Python's own documentation.
 """
 
 import json
@@ -30,7 +30,7 @@ class Step:
 
 
 def schemas() -> list[dict[str, Any]]:
-    """Return the tools as requests declare them."""
+    """Return the tools in the form of requests."""
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
     return [
         {"type": "function", "function": {"name": name, "parameters": parameters}} for name in TOOLS
@@ -77,7 +77,7 @@ def _words() -> list[str]:
 
 
 def _text(rng: random.Random, words: list[str], length: tuple[int, int]) -> str:
-    """Return neighbouring words of the documentation."""
+    """Return consecutive words of the documentation."""
     count = rng.randint(*length)
     start = rng.randrange(len(words) - count)
     return " ".join(words[start : start + count])

@@ -1,13 +1,13 @@
 """Compare answers of an edited cache with both references, on the bundled trained model.
 
-    full   the prompt as it was, with what the edits take out
+    full   the original prompt, with the text that the edits remove
     anew   the edited prompt, computed from its start
-    kept   the edited prompt, with what lies behind the edits kept and moved
+    kept   the edited prompt, with the cache behind the edits kept and moved
 
-Keeping promises the positions of the edited prompt and the knowledge of the full one. So it is said
-how far all three are apart, and which reference is met where the two differ: for each of the tokens
-that follow, on text that the model has not seen, for several numbers of tokens that are computed
-anew behind each edit, and for several choices of such tokens at equal budgets.
+A kept cache should have the positions of the edited prompt and the knowledge of the full one. So
+the benchmark measures the distances of all three, and the reference that is matched where the two
+differ: for each of the following tokens, on text that the model has not seen, for several numbers
+of tokens recomputed behind each edit, and for several choices of such tokens at equal budgets.
 """
 
 import argparse
@@ -33,12 +33,12 @@ DESCRIPTION = "next tokens of edited caches, compared with the full and the reco
 MODEL = "prose"
 TRIALS, QUICK_TRIALS = 48, 1
 PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 512, 192
-FOLLOWING_TOKENS = 16  # compared, as they follow in the text
+FOLLOWING_TOKENS = 16  # tokens compared, which follow in the text
 RECOMPUTED = (0, 4, 16, 64)  # behind each edit
 ALL = "all recomputed"
 EDITS_MAX = 8
 DROPPED_TOKENS = (8, 32)
-ADDED_TOKENS_MAX = 24  # longer than what is dropped as well as shorter
+ADDED_TOKENS_MAX = 24  # both longer and shorter than the replaced text
 SINK_TOKENS, NEAR_TOKENS = 8, 8
 CHUNK = 256
 SAME_NATS_MAX = 1e-4
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Tokens `start:end` of a prompt give way to others."""
+    """Replacement of the tokens `start:end` of a prompt."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class Trial:
 
     full: np.ndarray
     anew: np.ndarray
-    kept: dict[str, np.ndarray]  # by which tokens were computed anew
+    kept: dict[str, np.ndarray]  # by choice of recomputed tokens
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -113,12 +113,12 @@ def _edits(rng: random.Random, length: int, text: Sequence[int]) -> list[Edit]:
 
 
 def _trial(engine: Engine, prompt: Sequence[int], edits: Sequence[Edit]) -> Trial:
-    known, following = list(prompt[:-FOLLOWING_TOKENS]), list(prompt[-FOLLOWING_TOKENS - 1 :])
-    edited, _ = _edited(known, edits, 0)
-    full, anew = (_computed(engine, ids[:-1]) for ids in (known, edited))
+    original, following = list(prompt[:-FOLLOWING_TOKENS]), list(prompt[-FOLLOWING_TOKENS - 1 :])
+    edited, _ = _edited(original, edits, 0)
+    full, anew = (_computed(engine, ids[:-1]) for ids in (original, edited))
     kept = {}
-    for arm, arranged in _arms(engine, known, edited, edits).items():
-        cache = _copied(engine, full, len(known) + len(edited))
+    for arm, arranged in _arms(engine, original, edited, edits).items():
+        cache = _copied(engine, full, len(original) + len(edited))
         cache.rearrange(arranged)
         fill(engine, cache, edited[:-1])
         kept[arm] = predict(engine, cache, following)
@@ -126,12 +126,12 @@ def _trial(engine: Engine, prompt: Sequence[int], edits: Sequence[Edit]) -> Tria
 
 
 def _arms(
-    engine: Engine, known: Sequence[int], edited: Sequence[int], edits: Sequence[Edit]
+    engine: Engine, original: Sequence[int], edited: Sequence[int], edits: Sequence[Edit]
 ) -> dict[str, list[Move]]:
-    """Return what stays or moves, by which tokens are computed anew beside what was put in."""
-    arms = {f"{k} recomputed": _edited(known, edits, k)[1] for k in RECOMPUTED}
-    _, moves = _edited(known, edits, 0)
-    found = deviations(engine.model, known[:-1], edited[:-1], moves)
+    """Return the kept and moved tokens for each choice of recomputed ones beside the inserted."""
+    arms = {f"{k} recomputed": _edited(original, edits, k)[1] for k in RECOMPUTED}
+    _, moves = _edited(original, edits, 0)
+    found = deviations(engine.model, original[:-1], edited[:-1], moves)
     for choice, share in product(CHOICES, SHARES):
         picked = chosen(choice, share, moves, found)
         arms[f"{choice} {share:.0%}"] = left(moves, picked)
@@ -139,20 +139,20 @@ def _arms(
 
 
 def _edited(
-    known: Sequence[int], edits: Sequence[Edit], recomputed: int
+    original: Sequence[int], edits: Sequence[Edit], recomputed: int
 ) -> tuple[list[int], list[Move]]:
-    """Return the edited prompt, and what of the old one stays or moves; not the last token."""
+    """Return the edited prompt, and the kept and moved tokens of the old one, without the last."""
     ids: list[int] = []
     moves: list[Move] = []
-    bounds = [(0, 0), *((edit.start, edit.end) for edit in edits), (len(known), len(known))]
+    bounds = [(0, 0), *((edit.start, edit.end) for edit in edits), (len(original), len(original))]
     added = [(), *(edit.added for edit in edits)]
     for index, ((_, start), (end, _)) in enumerate(pairwise(bounds)):
         ids += added[index]
         skipped = min(recomputed, end - start) if index else 0
-        last = min(end, len(known) - 1)
+        last = min(end, len(original) - 1)
         if start + skipped < last:
             moves.append(Move(start + skipped, last, len(ids) + skipped))
-        ids += known[start:end]
+        ids += original[start:end]
     return ids, moves
 
 
@@ -190,11 +190,11 @@ def predict(engine: Engine, cache: ResidentCache, following: Sequence[int]) -> n
     return found
 
 
-# --- how far they are apart ------------------------------------------------------------------
+# --- distances -------------------------------------------------------------------------------
 
 
 def _row(trials: Sequence[Trial], arm: str) -> dict[str, float]:
-    """Compare memories of which some tokens are new with both references."""
+    """Compare memories with some recomputed tokens with both references."""
     pairs = [(trial.kept[arm], trial) for trial in trials]
     apart = [_top(t.full) != _top(t.anew) for t in trials]
     differ = np.concatenate(apart)

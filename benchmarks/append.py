@@ -1,11 +1,11 @@
 """Measure the bytes copied by appending one token to long caches, by time of launch.
 
-A cache that a running step reads cannot be written in place: a step that is launched meanwhile
-copies it. The engine describes a step while the device is at the one before, and launches it
-behind that; beside it, steps that are not described early, and steps that are launched early.
-MLX's CPU backend copies as its GPU backends do, but lets the host run ahead by some hundred
-operations only. So the model here is one layer of few operations, of which one takes long before
-the cache is read.
+A cache that a running step reads cannot be written in place: a step launched meanwhile copies it.
+The engine builds a step while the device runs the one before, and launches it after that; this is
+compared with steps that are not built early, and with steps that are launched early.
+MLX's CPU backend copies as its GPU backends do, but lets the host run ahead by only some hundred
+operations. So the model has one layer of few operations, of which one takes long before the cache
+is read.
 """
 
 import argparse
@@ -63,27 +63,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def wait(engine: Engine, slots: list[DecodeSlot]) -> None:
-    """Describe and launch a step when all is read."""
+    """Build and launch a step after all tokens were read."""
     _read(engine, slots)
     engine.launch(engine.prepare(slots))
 
 
 def prepare(engine: Engine, slots: list[DecodeSlot]) -> None:
-    """Describe a step early and launch it when all is read, as the node does on a GPU."""
+    """Build a step early and launch it after all tokens were read, as the node does on a GPU."""
     prepared = engine.prepare(slots)
     _read(engine, slots)
     engine.launch(prepared)
 
 
 def hurry(engine: Engine, slots: list[DecodeSlot]) -> None:
-    """Launch a step while the one before runs, and wait for that."""
+    """Launch a step while the one before runs, and wait for the latter."""
     before = [slot.pending for slot in slots]
     engine.launch(engine.prepare(slots))
     mx.eval(before)
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Measure each order on caches of its own."""
+    """Measure each order on its own caches."""
     tokens = QUICK_TOKENS if arguments.quick else arguments.tokens
     steps = QUICK_STEPS if arguments.quick else STEPS
     orders: dict[str, Step] = {"waits": wait, "prepared early": prepare, "launched early": hurry}
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def measure(step: Step, *, agents: int, tokens: int, steps: int) -> dict[str, float]:
-    """Return what steps of one order take in memory, and copy of their caches."""
+    """Return the memory and the copied cache bytes of steps in one order."""
     engine, slots = _started(agents, tokens)
     caches = [slot.cache for slot in slots]
     mx.clear_cache()

@@ -1,4 +1,4 @@
-"""How many agents stay in the memory of a node, by bits of the cache, and what their turns take.
+"""Number of agents in a node's memory, and times of their turns, by bits of the cache.
 
 Each node gets the same memory for caches: as much as three agents take in the model's own
 precision. Agents are created one after the other, then each has another turn, in the same order.
@@ -21,7 +21,7 @@ DESCRIPTION = "agents in the memory of one node with caches of 4, 8 and 16 or 32
 
 CONTEXT, QUICK_CONTEXT = 8_192, 1_024
 AGENTS, QUICK_AGENTS = 16, 14
-HELD_IN_FULL = 3  # agents for which the memory suffices in the model's own precision
+HELD_IN_FULL = 3  # agents that fit the memory in the model's own precision
 ANSWER_TOKENS = 8
 BITS = {"4 bits": 4, "8 bits": 8, "the model's own": 0}
 MORE_AGENTS_MIN = 3.0  # in 4 bits, to one in 16; in 32 bits, as here without a GPU, twice that
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _budget_bytes(model: str, context: int) -> int:
-    """Return what agents of this context take in the model's own precision."""
+    """Return the bytes of HELD_IN_FULL agents of this context in the model's own precision."""
     settings = NodeSettings(durability="none", kv_bits=KvBits(0, 0, 0))
     with local_fabric(model, settings=settings) as fabric:
         spec = fabric.node(NODE).node.resources.store.spec

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.report import open_directly, say
 
-PATIENCE_S = 60.0  # while a server is not ready, or its queue is full
+PATIENCE_S = 60.0  # while a server is starting, or its queue is full
 REQUEST_S = 3_600.0
 RETRIED = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 
@@ -52,7 +52,7 @@ class ChatAnswer:
 
     @property
     def tokens_per_s(self) -> float:
-        """Decode speed after the first token; 0 if there is only one."""
+        """Decode speed after the first token; 0 if there is no other."""
         spent_s = sum(self.gaps_s)
         return (self.completion_tokens - 1) / spent_s if spent_s else 0.0
 
@@ -63,7 +63,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ChatClient:
-    """Client of one server's chat endpoint and, if it is macfabric's router, of its agents."""
+    """Client of a server's chat endpoint and, for macfabric's router, of its agents."""
 
     url: str
     model: str
@@ -129,7 +129,7 @@ class ChatClient:
     ) -> tuple[float, HTTPResponse]:
         """Return when the request was sent, and its response; retry while the server asks for it.
 
-        Raise RuntimeError with the server's words if it refuses the request.
+        Raise RuntimeError with the server's message if it refuses the request.
         """
         sent = {"content-type": "application/json", **headers}
         if self.key:

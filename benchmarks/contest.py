@@ -1,6 +1,6 @@
-"""Measure contestants side by side on a machine that others use too.
+"""Measure contestants side by side on a shared machine.
 
-They take turns within one run, so that whatever else the machine does meets all of them, and
+Contestants alternate within one run, so that other load on the machine affects all of them, and
 the figures are medians over the rounds.
 """
 
@@ -18,7 +18,7 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one turn of a contestant took."""
+    """Cost of one turn of a contestant."""
 
     tokens_count: int
     cpu_s: float  # of all threads of this process
@@ -26,15 +26,15 @@ class Spent:
 
 
 def judged_clock() -> str:
-    """Name the clock whose ratios are judged: CPU time where the CPU does the work.
+    """Return the clock of the judged ratios: CPU time if the CPU does the work.
 
-    Wall time on a shared machine includes the neighbours; a GPU's work is in wall time only.
+    Wall time on a shared machine includes other load; a GPU's work is in wall time only.
     """
     return "wall" if is_gpu() else "cpu"
 
 
 def stopwatch(work: Callable[[], int]) -> Spent:
-    """Run `work`, which returns the tokens it made, and measure it."""
+    """Measure `work`, which returns its number of tokens."""
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     tokens_count = work()
     return Spent(tokens_count, time.process_time() - cpu_s, time.perf_counter() - wall_s)
@@ -47,10 +47,10 @@ def contest(
     spent: dict[str, list[Spent]] = {contestant: [] for contestant in contestants}
     for number in range(rounds + 1):
         for contestant in list(contestants)[:: 1 if number % 2 else -1]:
-            taken = stopwatch(contestants[contestant])
+            one_turn = stopwatch(contestants[contestant])
             if number:
-                spent[contestant].append(taken)
-                rate = taken.tokens_count / taken.wall_s
+                spent[contestant].append(one_turn)
+                rate = one_turn.tokens_count / one_turn.wall_s
                 say(f"{name}, round {number} of {rounds}: {contestant} {rate:.1f} tokens/s")
     return spent
 

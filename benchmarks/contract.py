@@ -1,16 +1,16 @@
-"""The contract of edited memory, held to by small trained models on a real node.
+"""The contract of edited memory, checked with small trained models on a real node.
 
-A fact is told, other things are said, then the message that told it gives way to other text, with
-up to seven more, and the agent is asked for it.
+A message states a fact and others follow; then the message, and up to seven more, are replaced by
+other text, and the agent is asked for the fact.
 
-    full      nothing is edited: answered by the fact
+    full      nothing is edited: the answer is the fact
     anew      the edited prompt, computed from its start by a new agent
-    amortize  what lies behind the edits is kept: still answered by the fact
-    forget    what lies behind is computed again: as anew
+    amortize  the cache behind the edits is kept: the answer is still the fact
+    forget    the cache behind the edits is recomputed: as anew
 
-The models (`benchmarks/models/relay.py`) were trained to say what later tokens saw of a fact, so
-that both references differ. Said are the rates at which an edited memory answers as each of them,
-and how far its first token's distribution is from theirs.
+The models (`benchmarks/models/relay.py`) were trained to recall what later tokens saw of a fact, so
+that both references differ. The figures are the rates at which an edited memory answers as each of
+them, and the distances of its first token's distribution from theirs.
 """
 
 import argparse
@@ -53,7 +53,7 @@ RECOMPUTED, QUICK_RECOMPUTED = (0, 4, 16), (0,)
 EDITS_MAX = 8
 FACTS, OTHERS = (3, 8), (2, 4)
 REPLACED_WORDS_MAX = 30
-KEPT_SHARE = 0.25  # share of questions about a fact that is not edited
+KEPT_SHARE = 0.25  # share of questions about an unedited fact
 ALTERNATIVES = 20
 HOLDS_MIN = 0.8
 NOTE = "three layers, trained for this; a large model's later tokens carry less of most facts"
@@ -70,10 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A history, the one that takes its place, and a question whose fact only one may tell."""
+    """A history, its edited form, and a question whose fact only one message may state."""
 
     told: tuple[Message, ...]
-    edited: tuple[Message, ...]  # as many messages, some of which read otherwise
+    edited: tuple[Message, ...]  # equally many messages, some of them changed
     first_question: str
     question: str
     value: str
@@ -81,13 +81,13 @@ class Story:
 
     @property
     def edits(self) -> int:
-        """How many messages were edited."""
+        """Number of edited messages."""
         return sum(a != b for a, b in zip(self.told, self.edited, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was said, and how probable each word would have been as the first one."""
+    """Answer, and the probability of each word as its first one."""
 
     text: str
     first: Mapping[str, float]  # log probabilities
@@ -95,7 +95,7 @@ class Answer:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Play the stories with each model, and count which reference each answer equals."""
+    """Play the stories with each model, and count the answers that equal each reference."""
     count = QUICK_TRIALS if arguments.quick else arguments.trials
     recomputed = QUICK_RECOMPUTED if arguments.quick else RECOMPUTED
     models = arguments.models[:1] if arguments.quick else arguments.models
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> Report:
 def played(
     model: str, stories: Sequence[Story], recomputed: Sequence[int]
 ) -> list[dict[str, Answer]]:
-    """Play all stories with one model, once for each number of tokens computed anew."""
+    """Play all stories with one model, once for each number of recomputed tokens."""
     found: list[dict[str, Answer]] = [{} for _ in stories]
     for tokens in recomputed:
         say(f"{model}, {tokens} tokens computed anew behind each edit")
@@ -139,7 +139,7 @@ def played(
 def _progress(
     model: str, stories: Sequence[Story], found: Sequence[Mapping[str, Answer]], count: int
 ) -> str:
-    """Describe the stories played so far: a run that is cut off has told that much."""
+    """Describe the stories played so far, for runs that are interrupted."""
     known = rates(stories[:count], found[:count])
     figures = ", ".join(f"{name} {figure:.2f}" for name, figure in known.items())
     return f"{model}, {count} of {len(stories)} stories: {figures}"
@@ -157,7 +157,7 @@ def service_of(folder: Path, model: str, recomputed_tokens: int = 0) -> NodeServ
 
 
 def story(draw: random.Random) -> Story:
-    """Draw a history and what is edited of it: other text, longer or shorter."""
+    """Draw a history and its edits, with longer or shorter text."""
     facts = draw.randint(*FACTS)
     made = relay_text.conversation(draw, facts, draw.randint(*OTHERS), relay_train.WORDS_MAX)
     first, asked = draw.sample(sorted(made.told), 2)
@@ -189,7 +189,7 @@ def story(draw: random.Random) -> Story:
 
 
 def play(service: NodeService, each: Story, name: str) -> dict[str, Answer]:
-    """Ask in every way, by agents of their own."""
+    """Ask in every way, each by its own agent."""
     found = {
         "full": _edited(service, each, f"full-{name}", each.told, None),
         "anew": _edited(service, each, None, each.edited, None),
@@ -203,7 +203,7 @@ def play(service: NodeService, each: Story, name: str) -> dict[str, Answer]:
 
 
 def amortized(service: NodeService, each: Story, name: str) -> Answer:
-    """Ask an agent that keeps what lies behind the edits."""
+    """Ask an agent that keeps the cache behind the edits."""
     return _edited(service, each, f"kept-{name}", each.edited, EditMode.AMORTIZE)
 
 
@@ -214,7 +214,7 @@ def _edited(
     second: Sequence[Message],
     mode: EditMode | None,
 ) -> Answer:
-    """Ask the first question of what was told, and the second of what is there by then."""
+    """Ask the first question of the full history, and the second of the edited one."""
     answer = _ask(service, agent or "nobody", (*each.told, _user(each.first_question)), None)
     return _ask(service, agent, _grown(second, each, answer), mode)
 
@@ -223,7 +223,7 @@ def _directed(service: NodeService, each: Story, agent: str, mode: EditMode) -> 
     answer = _ask(service, agent, (*each.told, _user(each.first_question)), None)
     operation = OperationId(f"directive-{next(_operations)}")
     added = tuple(
-        # Not its equals, which the other arms leave as they are.
+        # Only this message, not equal ones, which the other arms leave unchanged.
         Directive(
             operation,
             mode,
@@ -238,7 +238,7 @@ def _directed(service: NodeService, each: Story, agent: str, mode: EditMode) -> 
     )
     call = encode_call(DirectAgent(_TENANT, AgentId(agent), added))
     reply = decode_reply(AgentView, service.control(call).result(60))
-    assert isinstance(reply, AgentView), "directives are made"
+    assert isinstance(reply, AgentView), "the directives must be accepted"
     return _ask(service, agent, _grown(each.told, each, answer), None)
 
 
@@ -287,22 +287,22 @@ def _ask(
 
 
 def knows(each: Story, answer: Answer) -> bool:
-    """Say whether an answer is the fact."""
+    """Return whether an answer is the fact."""
     return answer.text.split()[:1] == [each.value]
 
 
 def holds(each: Story, answers: Mapping[str, Answer]) -> bool:
-    """Say whether all modes keep what they promise of one dropped fact."""
+    """Return whether all modes keep the contract for one dropped fact."""
     kept = all(knows(each, answers[arm]) for arm in ("amortize", "amortize by directive"))
-    gone = (answers["exact"], answers["forget by directive"])
-    return kept and all(answer.text == answers["anew"].text for answer in gone)
+    forgotten = (answers["exact"], answers["forget by directive"])
+    return kept and all(answer.text == answers["anew"].text for answer in forgotten)
 
 
 def rates(stories: Sequence[Story], played: Sequence[Mapping[str, Answer]]) -> dict[str, float]:
-    """Return how often the references are what they shall be, and the contract holds then."""
+    """Return how often the references are as required, and how often the contract then holds."""
     dropped = [(s, a) for s, a in zip(stories, played, strict=True) if s.is_dropped]
     apart = [(s, a) for s, a in dropped if knows(s, a["full"]) and not knows(s, a["anew"])]
-    return _known(
+    return _without_missing(
         {
             "dropped facts": float(len(dropped)),
             "references differ": len(apart) / len(dropped) if dropped else math.nan,
@@ -315,7 +315,7 @@ def rates(stories: Sequence[Story], played: Sequence[Mapping[str, Answer]]) -> d
 def row(
     stories: Sequence[Story], played: Sequence[Mapping[str, Answer]], arm: str
 ) -> dict[str, float]:
-    """Compare one way of answering with both references, where these differ."""
+    """Compare one arm with both references, where these differ."""
     pairs = list(zip(stories, played, strict=True))
     apart = [
         (s, a) for s, a in pairs if s.is_dropped and knows(s, a["full"]) and not knows(s, a["anew"])
@@ -328,7 +328,7 @@ def row(
         "kept_facts_right": _share(knows(s, a[arm]) for s, a in pairs if not s.is_dropped),
         "amortized_tokens": _mean(float(a[arm].amortized_tokens) for _, a in pairs),
     }
-    return _known(figures)
+    return _without_missing(figures)
 
 
 def distance(reference: Answer, other: Answer) -> float:
@@ -340,8 +340,8 @@ def distance(reference: Answer, other: Answer) -> float:
     )
 
 
-def _known(figures: Mapping[str, float]) -> dict[str, float]:
-    """Leave out what no story had a part in."""
+def _without_missing(figures: Mapping[str, float]) -> dict[str, float]:
+    """Leave out figures without a story."""
     return {name: number for name, number in figures.items() if not math.isnan(number)}
 
 

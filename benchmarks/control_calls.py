@@ -1,7 +1,7 @@
 """Measure router and node CPU time per low-latency call, on new and on kept connections.
 
-The router's link and the node's own server in one process, over loopback; the answer has a
-record's size and nothing is done for it.
+The router's link and the node's own server run in one process, over loopback; the answer has a
+record's size and needs no work.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _SEAL = encode_call(
 
 
 def measure_calls(*, quick: bool) -> dict[str, dict[str, float]]:
-    """Return milliseconds per call, of CPU time at both ends and of waiting (median)."""
+    """Return milliseconds per call: CPU time of both ends, and median wall time."""
     count = QUICK_CALLS if quick else CALLS
     table = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ async def _calls(url: str, keys: Path, use: Use | None, count: int) -> dict[str,
 
 @contextmanager
 def _node(keys: Path, *, is_tls: bool) -> Iterator[str]:
-    """Serve calls as a node does, in a thread; give its address."""
+    """Serve calls as a node does, in a thread; yield its address."""
     found = read_keys(keys)
     reply = encode_reply(Offer(bytes(RECORD_BYTES), b"", ()))
 

@@ -1,7 +1,7 @@
 """Decode eight agents with our 4-bit caches and with mlx-lm's full-precision batch.
 
-Both run the same random model in this process and take turns. The caches are synthetic: what
-is measured is the step, not the prompt.
+Both run the same random model in this process and alternate. The caches are synthetic: only the
+step is measured, not the prompt.
 """
 
 import argparse
@@ -27,23 +27,23 @@ AGENTS = 8
 MODEL = Geometry(512, 1_536, 2, 8, 2, 64, 2_048)
 QUICK_MODEL = Geometry(128, 256, 1, 2, 1, 64, 512)
 EQUAL_TOKENS = (2_048, 512)  # the first is judged
-LONGEST_TOKENS, OTHERS_TOKENS = 65_536, 1_024  # one agent, and each of the others
+LONGEST_TOKENS, OTHERS_TOKENS = 65_536, 1_024  # of one agent, and of each other one
 QUICK_LONGEST_TOKENS = 16_384
 ROUNDS = 16
-SHORTER_ROUNDS = 5  # of what is not judged, or needs no precision and takes long
-STEPS = 3  # per round: neighbours on the machine come and go within seconds
+SHORTER_ROUNDS = 5  # of loads that are not judged, or take long and need no precision
+STEPS = 3  # per round: other load on the machine changes within seconds
 
 EQUAL_RATIO_MIN = 0.95
 UNEQUAL_RATIO_MIN = 4.0
 EXTRA_MEMORY_RATIO_MAX = 0.05
-NODES_MAX = 13.0  # of the graph of a step, that one more sequence adds to each layer
+NODES_MAX = 13.0  # of a step's graph, per layer and additional sequence
 NOTE = (
     "weights are random float32; as installed, MLX multiplies slowly on Linux, for both alike; a "
     "preloaded BLAS library speeds up full precision only, and the ratio at equal lengths falls"
 )
 QUICK_NOTE = "a quick run judges no speed"
 _FOREVER = 1 << 20
-_ROOM_TOKENS = 512  # what a node reserves for an answer
+_ROOM_TOKENS = 512  # reserved by a node for an answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Ours:
-    """The node's engine, every agent with its own 4-bit cache."""
+    """The node's engine, with a 4-bit cache for each agent."""
 
     def __init__(self, engine: Engine, tokens: list[int], lengths: Sequence[int]) -> None:
         self._engine = engine
@@ -66,7 +66,7 @@ class Ours:
         ]
 
     def step(self) -> int:
-        """Decode one token for everyone; return how many could be read."""
+        """Decode one token for each agent; return the number of tokens read."""
         prepared = self._engine.prepare(self._slots)
         read_count = sum(self._engine.read(slot) is not None for slot in self._slots)
         self._engine.check()
@@ -86,7 +86,7 @@ class UpstreamBatch:
         self._caches = workload.stock_caches(model, tokens, lengths)
 
     def step(self) -> int:
-        """Decode one token for everyone; the first call forms the batch."""
+        """Decode one token for each agent; the first call forms the batch."""
         if self._caches:
             count = len(self._caches)
             lengths = [layers[0].offset for layers in self._caches]
@@ -101,14 +101,14 @@ class UpstreamBatch:
 
 
 def burst(contestant: Ours | UpstreamBatch, steps: int) -> int:
-    """Decode some steps to the end; return the tokens made."""
+    """Decode some steps to the end; return the number of tokens."""
     tokens = sum(contestant.step() for _ in range(steps))
     contestant.finish()
     return tokens
 
 
 def first_steps(contestant: Ours | UpstreamBatch) -> dict[str, float]:
-    """Return what the first steps take in memory beside the agents' caches, and in time."""
+    """Return the first steps' memory beside the agents' caches, and their time."""
     mx.clear_cache()
     held_bytes = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -120,7 +120,7 @@ def first_steps(contestant: Ours | UpstreamBatch) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """Sizes of the measurement."""
 
     shape: Geometry
     loads: Mapping[str, tuple[int, ...]]  # each agent's tokens
@@ -128,7 +128,7 @@ class Plan:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """Return what the command line asks for."""
+    """Return the plan that the command line requests."""
     shape, longest = MODEL, LONGEST_TOKENS
     equal: tuple[int, ...] = EQUAL_TOKENS
     if arguments.quick:
@@ -154,9 +154,9 @@ def compare(
     figures["mlx_lm"] = first_steps(upstream)
     works = {"macfabric": partial(burst, ours, STEPS), "mlx_lm": partial(burst, upstream, STEPS)}
     spent = contest(load, works, plan.rounds[load])
-    for side, taken in spent.items():
-        assert all(one.tokens_count == len(lengths) * STEPS for one in taken), "tokens were lost"
-        figures[side] |= rates(taken)
+    for side, turns in spent.items():
+        assert all(one.tokens_count == len(lengths) * STEPS for one in turns), "tokens were lost"
+        figures[side] |= rates(turns)
     ratios = rate_ratios(spent["macfabric"], spent["mlx_lm"])
     extra = [figures[side]["extra_peak_mb"] for side in ("macfabric", "mlx_lm")]
     return figures, ratios | {"extra_peak": extra[0] / extra[1]}
@@ -199,7 +199,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def limits(ratios: Mapping[str, float], *, is_quick: bool) -> tuple[Limit, ...]:
-    """State what the ratios must keep."""
+    """Return the limits of the ratios."""
     memory = Limit(
         "extra peak memory over mlx-lm's, unequal",
         ratios["unequal.extra_peak"],

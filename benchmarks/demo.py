@@ -1,4 +1,4 @@
-"""The README's table: what `macfabric demo` shows, as a result.
+"""The README's table: figures of `macfabric demo`, as a result.
 
 Four agents of 2,000 tokens on three nodes of this machine, in each state of their caches.
 """
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Run the demo, and gather the turns of all its runs."""
+    """Run the demo, and collect the turns of all its runs."""
     repeats = arguments.repeats or (1 if arguments.quick else REPEATS)
     documents = []
     for number in range(repeats):

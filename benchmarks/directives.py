@@ -1,12 +1,11 @@
-"""A directive's whole cost: from its request to the first token of the next turn, through a node.
+"""Total cost of a directive on a node, from its request to the first token of the next turn.
 
     none       the agent's next turn without an edit
     amortize   the cache after the edited message is kept, and moved
     exact      everything after the edited message is computed again
-    cold       the edited conversation, computed by an agent that knows nothing
+    cold       the edited conversation, computed by an agent without a cache
 
-Then so many edits in one conversation: what each further turn reuses, and when its first token
-comes.
+Then many edits in one conversation: the reuse and the time to first token of each further turn.
 """
 
 import argparse
@@ -124,7 +123,7 @@ class _Talks:
     def _edit(
         self, agent: str, talk: list[Message], number: int, mode: str
     ) -> tuple[ChatAnswer, float]:
-        """Direct that a message reads as a stub; return the next turn and the request's seconds."""
+        """Replace a message by a stub; return the next turn and the directive's seconds."""
         directive = {"message": number, "replacement": STUB, "mode": mode}
         path = f"/v1/agents/{agent}/directives"
         directed_s = self._client.timed_call(path, {"directives": [directive]})

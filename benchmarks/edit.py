@@ -1,8 +1,8 @@
-"""Compare ways to serve conversations whose early messages were cleared.
+"""Compare ways of serving conversations whose early messages were cleared.
 
-Every agent is told a long history with facts in it; then an early message gives way to a stub and
-the agent is asked for a fact that it was told behind it. Three arms do the same, many agents at
-once: none (nothing is reused), prefix (what lies before the edit), splice (also what lies behind).
+Every agent reads a long history with facts; then an early message is replaced by a stub and the
+agent is asked for a fact behind it. Three arms do the same, many agents at once: none (nothing is
+reused), prefix (the cache before the edit is), splice (also the cache behind it).
 """
 
 import argparse
@@ -40,7 +40,7 @@ AGENTS_TOGETHER, QUICK_AGENTS_TOGETHER = (1, 4, 8, 16), (1,)
 ARMS = ("none", "prefix", "splice")
 NOTES, QUICK_NOTES = 8, 2  # sentences of each message, about 30 tokens each
 MESSAGES = 6
-CLEARED = 1  # the message that gives way, of those
+CLEARED = 1  # the message that is replaced, of those
 HITS_MORE_MIN = 0.11
 APPLY_SHARE_MAX = 0.05
 APPLIED_TOKENS, QUICK_APPLIED_TOKENS = 32_768, 256
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One agent's messages, each with a fact somewhere in it."""
+    """One agent's messages, each with a fact in it."""
 
     messages: tuple[str, ...]
     questions: tuple[str, ...]
@@ -70,7 +70,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn took and said."""
+    """Time and answer of one turn."""
 
     first_s: float
     prompt_tokens: int
@@ -79,7 +79,7 @@ class Turn:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Compare the arms at each number of agents, then state what an edit itself costs."""
+    """Compare the arms at each number of agents, then measure the cost of an edit itself."""
     quick = arguments.quick
     numbers = QUICK_AGENTS_TOGETHER if quick else AGENTS_TOGETHER
     notes = QUICK_NOTES if quick else NOTES
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _limits(numbers: Sequence[int], ratios: Mapping[str, float]) -> tuple[Limit, ...]:
-    found = [
+    limits = [
         Limit(
             "rearranging the cache by the prefill it saves",
             ratios["rearranging.by_prefill"],
@@ -119,12 +119,12 @@ def _limits(numbers: Sequence[int], ratios: Mapping[str, float]) -> tuple[Limit,
     ]
     for count in numbers:
         more, sooner = ratios[f"{count}.hits_more"], ratios[f"{count}.first_by_prefix"]
-        found += [
+        limits += [
             Limit(f"cached share above the prefix's, {count} agents", more, HITS_MORE_MIN,
                   is_least=True),
             Limit(f"first token by the prefix's, {count} agents", sooner, 1.0, is_least=False),
         ]  # fmt: skip
-    return tuple(found)
+    return tuple(limits)
 
 
 def _row(
@@ -176,7 +176,7 @@ def _note(rng: random.Random) -> str:
 
 
 def _history(texts: Sequence[str], question: str) -> tuple[Message, ...]:
-    """Return a conversation in which every text but the last question is only noted."""
+    """Return a conversation in which every text except the last question is only acknowledged."""
     messages = [Message(MessageRole.SYSTEM, ("You remember what you are told.",))]
     for text in texts:
         messages += [
@@ -187,7 +187,7 @@ def _history(texts: Sequence[str], question: str) -> tuple[Message, ...]:
 
 
 def _play(service: NodeService, arm: str, stories: Sequence[Story]) -> list[Turn]:
-    """Tell all stories, clear a message of each, and ask for what was told behind it."""
+    """Send all stories, clear a message of each, and ask for a fact behind it."""
     say(f"{len(stories)} agents, {arm}")
     prompts = [_history(story.messages, story.questions[0]) for story in stories]
     if not arm.startswith("none"):
@@ -219,7 +219,7 @@ def _ask_all(
 async def _ask(
     service: NodeService, arm: str, number: int, prompt: tuple[Message, ...], mode: EditMode
 ) -> Turn:
-    # Each arm is a tenant of its own: what others computed is not there.
+    # Each arm is its own tenant, without the others' caches.
     request = GenerateRequest(
         OperationId(f"benchmark-{next(_operations)}"),
         TenantId(arm),
@@ -245,11 +245,11 @@ def _service(folder: Path, model: str) -> NodeService:
     return NodeService(NodeConfig(name, folder / "data", model, key, settings, "127.0.0.1", 1))
 
 
-# --- what an edit costs ----------------------------------------------------------------------
+# --- the cost of an edit ---------------------------------------------------------------------
 
 
 def _cost_of_moving(model: Geometry, tokens_count: int, rounds: int) -> tuple[float, float]:
-    """Return the seconds of moving so many tokens in memory, and of computing them [s]."""
+    """Return the seconds of moving `tokens_count` tokens in memory, and of computing them."""
     say(f"an edit in front of {tokens_count:,} tokens")
     engine = build_engine(build_model(model))
     repeated = pattern(model.vocabulary)
@@ -266,7 +266,7 @@ def _cost_of_moving(model: Geometry, tokens_count: int, rounds: int) -> tuple[fl
             engine.prefill(cache, repeated[: cache.ahead[0][0] - cache.tokens_count])
     chunks = []
     for _ in range(rounds):
-        cache.rewind(tokens_count // 2)  # as far in as the tokens are on average
+        cache.rewind(tokens_count // 2)  # at the tokens' average position
         began_s = time.perf_counter()
         engine.prefill(cache, (repeated * (CHUNK // len(repeated) + 1))[:CHUNK])
         chunks.append(time.perf_counter() - began_s)

@@ -1,8 +1,8 @@
 """Emulated Macs on one Linux machine: namespaces, a slow Ethernet, fast direct cables.
 
 Each Mac is a network namespace with a device `en0` on a switch of the fleet's own and one device
-`thunderboltK` per cable to another Mac. `tc tbf` limits what each end sends. Several fleets may
-exist at once; a fleet goes when its owner ends, however that happens.
+`thunderboltK` per cable to another Mac. `tc tbf` limits the send rate of each end. Several fleets
+may exist at once; a fleet is removed when its owner ends, however that happens.
 
 As a command: `python -m benchmarks.fleet_command up` keeps a fleet until it is interrupted; the
 other verbs, from another terminal, work on it.
@@ -35,12 +35,12 @@ class EmulatedFleet:
     """N Macs as network namespaces, for as long as the `with` block lasts.
 
     Rates are in Mbit/s and in each direction; 0 or None leaves Ethernet unshaped. For
-    `thunderbolt_mbit` 0 means unshaped and None means no cables. `cables` are pairs of Macs; left
-    out, every two Macs have one. With `host_link` this machine itself is on the Ethernet, as
+    `thunderbolt_mbit` 0 means unshaped and None means no cables. `cables` are pairs of Macs; by
+    default, every two Macs have one. With `host_link` this machine itself is on the Ethernet, as
     `laptop_host`.
 
     Raises:
-        FleetError: the machine cannot do it; `why_not()` says so beforehand.
+        FleetError: the machine cannot run it; `why_not()` returns the reason in advance.
     """
 
     macs: int = 2
@@ -48,7 +48,7 @@ class EmulatedFleet:
     thunderbolt_mbit: int | None = 10_000
     cables: Sequence[tuple[int, int]] | None = None
     host_link: bool = False
-    by_command: bool = False  # made by `up`, so that `down` may end its owner
+    by_command: bool = False  # created by `up`, so that `down` may end its owner
     number: int = -1
     owner_pid: int = field(default_factory=os.getpid)
     _file: IO[str] | None = None
@@ -66,7 +66,7 @@ class EmulatedFleet:
 
     @classmethod
     def find(cls, number: int | None = None) -> Self:
-        """Return another process's fleet; without a number, the only one that `up` made."""
+        """Return another process's fleet; without a number, the only one created by `up`."""
         found = namespaces.records()
         started = [n for n, record in found.items() if record["by_command"]]
         if number is None and len(started) == 1:
@@ -99,7 +99,7 @@ class EmulatedFleet:
         self.close()
 
     def close(self) -> None:
-        """End what runs in the Macs and remove them."""
+        """End the Macs' processes and remove the Macs."""
         for child in self._children:
             if child.poll() is None:
                 child.terminate()
@@ -114,13 +114,13 @@ class EmulatedFleet:
             namespaces.release(self.number, self._file)
             self._file = None
         for child in self._children:
-            child.wait()  # killed by now
+            child.wait()  # already killed
             for stream in filter(None, (child.stdin, child.stdout, child.stderr)):
                 stream.close()
         self._children.clear()
 
     def record(self) -> dict[str, Any]:
-        """Return what another process needs to find its way in this fleet."""
+        """Return the record by which another process can use this fleet."""
         keys = ("macs", "ethernet_mbit", "thunderbolt_mbit", "cables", "host_link")
         return {key: getattr(self, key) for key in (*keys, "by_command", "owner_pid")}
 
@@ -148,27 +148,27 @@ class EmulatedFleet:
 
     def thunderbolt_device(self, mac: int, peer: int) -> str:
         """Return the device of `mac` that its cable to `peer` is in."""
-        self._cable(mac, peer)  # or there is none
+        self._cable(mac, peer)  # or there is no such cable
         return f"thunderbolt{self._peers(mac).index(peer)}"
 
     def devices(self, mac: int) -> list[str]:
         """Return a Mac's devices, Ethernet first."""
         return [ETHERNET, *(f"thunderbolt{k}" for k in range(len(self._peers(mac))))]
 
-    # --- what happens to them ------------------------------------------------------------------
+    # --- processes and faults ------------------------------------------------------------------
 
     def exec(self, mac: int, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
-        """Start a process in a Mac; it is ended with the fleet at the latest."""
+        """Start a process in a Mac; it ends with the fleet at the latest."""
         return self.spawn(["ip", "netns", "exec", self.namespace(mac), *argv], **popen)
 
     def spawn(self, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
-        """Start a process that is ended with the fleet at the latest."""
+        """Start a process that ends with the fleet at the latest."""
         child = subprocess.Popen(argv, **popen)
         self._children.append(child)
         return child
 
     def shape(self, ethernet_mbit: int | None = None, thunderbolt_mbit: int | None = None) -> None:
-        """Change rates, also of links in use; None leaves a rate as it is, 0 lifts it."""
+        """Change rates, also of links in use; None keeps a rate, 0 removes its limit."""
         for mac in range(self.macs):
             if ethernet_mbit is not None:
                 shape_device(self.namespace(mac), ETHERNET, ethernet_mbit)
@@ -178,7 +178,7 @@ class EmulatedFleet:
                     shape_device(self.namespace(mac), device, thunderbolt_mbit)
 
     def cut(self, mac: int, device: str) -> None:
-        """Pull a cable: the Mac's device loses its carrier and what it sends is lost silently.
+        """Pull a cable: the Mac's device loses its carrier, and its packets are lost silently.
 
         The other end, the switch's port or the other Mac's device, is switched off.
         """
@@ -189,7 +189,7 @@ class EmulatedFleet:
         self._set_far_end(mac, device, "up")
 
     def block(self, mac: int, peer: int) -> None:
-        """Lose everything that `mac` sends to `peer`, on every link; not what comes back."""
+        """Drop packets from `mac` to `peer` on every link; the other direction still works."""
         for device, host in self._ways(mac, peer):
             hole = ("lladdr", NOWHERE, "dev", device, "nud", "permanent")
             run("ip", "-n", self.namespace(mac), "neigh", "replace", host, *hole)
@@ -200,11 +200,11 @@ class EmulatedFleet:
             run("ip", "-n", self.namespace(mac), "neigh", "del", host, "dev", device, check=False)
 
     def sent_bytes(self, mac: int, device: str) -> int:
-        """Return how many bytes a device has sent since the fleet was made."""
+        """Return the bytes that a device has sent since the fleet was created."""
         text = run("ip", "-n", self.namespace(mac), "-j", "-s", "link", "show", "dev", device)
         return int(json.loads(text)[0]["stats64"]["tx"]["bytes"])
 
-    # --- inside --------------------------------------------------------------------------------
+    # --- setup ---------------------------------------------------------------------------------
 
     @property
     def _switch(self) -> str:
@@ -221,7 +221,7 @@ class EmulatedFleet:
         return list(self.cables).index(pair)
 
     def _peers(self, mac: int) -> list[int]:
-        """Return where a Mac's cables lead, in the order of its devices."""
+        """Return the peers of a Mac's cables, in the order of its devices."""
         return [b if a == mac else a for a, b in self.cables or [] if mac in (a, b)]
 
     def _ways(self, mac: int, peer: int) -> list[tuple[str, str]]:
@@ -240,7 +240,7 @@ class EmulatedFleet:
             peer = self._peers(mac)[self.devices(mac).index(device) - 1]
             namespace, far = self.namespace(peer), self.thunderbolt_device(peer, mac)
         run("ip", "-n", namespace, "link", "set", far, state)
-        # The kernel tells the other end, and the switch, up to a second later.
+        # The kernel notifies the other end, and the switch, up to a second later.
         namespaces.await_carrier(namespace, far, up=state == "up")
         namespaces.await_carrier(self.namespace(mac), device, up=state == "up")
 
@@ -260,9 +260,9 @@ class EmulatedFleet:
             inside[macs[a]] += _address(self.thunderbolt_host(a, b), one, THUNDERBOLT_MTU)
             inside[macs[b]] += _address(self.thunderbolt_host(b, a), two, THUNDERBOLT_MTU)
         if self.host_link:
-            own = namespaces.laptop_device(self.number)
-            links.append(f"link add {own} type veth peer name laptop netns {switch}")
-            links += _address(self.laptop_host, own)
+            laptop_end = namespaces.laptop_device(self.number)
+            links.append(f"link add {laptop_end} type veth peer name laptop netns {switch}")
+            links += _address(self.laptop_host, laptop_end)
             ports.append("laptop")
         inside[switch] += [f"link set {port} master br0 up" for port in ports]
         ip_batch(links)

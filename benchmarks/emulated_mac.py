@@ -1,8 +1,8 @@
-"""Emulated Macs that one logs in to: files, processes and a hostname of their own, and sshd.
+"""Emulated Macs with an ssh login and their own files, processes and hostname.
 
-A Mac is pid 1 of namespaces inside its network namespace of an `EmulatedFleet`. Killing it takes
-everything that runs in it along, as a pulled plug does; its home outlives that until the fleet
-ends. `ray stop` in it sees only its own processes.
+A Mac is pid 1 of namespaces inside its network namespace of an `EmulatedFleet`. Killing it kills
+all its processes, as a pulled plug does; its home remains until the fleet ends. `ray stop` in it
+sees only its own processes.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _ETC = {
 
 
 def why_not() -> str | None:
-    """Say what this machine lacks for emulated Macs with ssh; None where they work."""
+    """Return what this machine lacks for emulated Macs with ssh; None if they work."""
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (Debian: apt install openssh-server rsync)"
@@ -51,18 +51,18 @@ class EmulatedMac:
     fleet: EmulatedFleet
     index: int
     name: str
-    pid: int = 0  # of its first process, as this machine counts; 0: it is off
+    pid: int = 0  # of its first process, as seen by the host; 0: it is off
     _parent: subprocess.Popen[Any] | None = None
     _frozen: list[int] = field(default_factory=list)
 
     @property
     def host(self) -> str:
-        """Its address on the Ethernet."""
+        """Address on the Ethernet."""
         return self.fleet.ethernet_host(self.index)
 
     @property
     def home(self) -> Path:
-        """Its user's home, as this machine sees it."""
+        """Home of its user, as a path of the host."""
         return self._state / "home"
 
     @property
@@ -70,7 +70,7 @@ class EmulatedMac:
         return namespaces.state_folder(self.fleet.number) / f"mac{self.index}"
 
     def start(self) -> Self:
-        """Switch it on and wait until it can be logged in to."""
+        """Switch it on and wait until ssh logins work."""
         self.begin()
         self.wait_ready()
         return self
@@ -81,11 +81,11 @@ class EmulatedMac:
             self._make_files()
         keep = [str(ROOT), os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
         options = {"name": self.name, "user": USER, "state": str(self._state), "keep": keep}
-        own = ["--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+        isolation = ["--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
         with (self._state / "sshd.log").open("w") as log:
             self._parent = self.fleet.exec(
                 self.index,
-                ["unshare", *own, sys.executable, "-P", "-I", str(BOOT), json.dumps(options)],
+                ["unshare", *isolation, sys.executable, "-P", "-I", str(BOOT), json.dumps(options)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -120,21 +120,21 @@ class EmulatedMac:
     def run(
         self, argv: Sequence[str], timeout_s: float = 60.0, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program in it to its end; its outputs come back together."""
+        """Run a program in it to its end; return its merged outputs."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         child = self.exec(argv, env, text=True, stdin=subprocess.DEVNULL, **streams)
         out, _ = child.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(list(argv), child.returncode, out)
 
     def kill(self) -> None:
-        """Pull its plug: everything in it ends at once, what is in its home stays."""
+        """Pull its plug: all its processes end at once; its home stays."""
         if self._parent is not None:
-            self._parent.kill()  # and the kernel all below it
+            self._parent.kill()  # the kernel then kills all its descendants
             self._parent.wait()
         self.pid, self._frozen = 0, []
 
     def freeze(self) -> None:
-        """Let everything in it stand still, as a Mac that sleeps or hangs."""
+        """Stop all its processes, as on a Mac that sleeps or hangs."""
         while new := set(namespaces.pids(self.fleet.namespace(self.index))) - set(self._frozen):
             for pid in new:
                 with contextlib.suppress(ProcessLookupError):
@@ -149,7 +149,7 @@ class EmulatedMac:
         self._frozen = []
 
     def write(self, path: str, text: str, mode: int = 0o600) -> None:
-        """Put a file into its home, as its user's."""
+        """Write a file into its home, owned by its user."""
         target = self.home / path
         for folder in reversed(target.relative_to(self.home).parents[:-1]):
             if not (self.home / folder).exists():
@@ -176,7 +176,7 @@ class EmulatedMac:
 
 
 def make_key(path: Path) -> None:
-    """Make an ssh key pair without a passphrase, for this occasion."""
+    """Create a temporary ssh key pair without a passphrase."""
     namespaces.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "fleet", "-f", str(path))
 
 

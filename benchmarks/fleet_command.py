@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fleet_command`: emulated Macs to play with."""
+"""`python -m benchmarks.fleet_command`: emulated Macs for interactive use."""
 
 import argparse
 import json

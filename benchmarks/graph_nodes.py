@@ -1,9 +1,9 @@
 """Count graph nodes and Python time that one more sequence adds to a decode step.
 
-A GPU waits where the host takes longer to describe a step than the GPU to compute it. Counted is
-what a step of many sequences has more than one of few, by layer and sequence: the rest is the
-model's own. MLX's CPU backend builds normalization and rotation of many nodes each, Metal of one;
-products with packed vectors have the form that a GPU computes.
+A GPU idles if the host takes longer to build a step than the GPU to compute it. The figure is the
+difference between steps of many and of few sequences, by layer and sequence: the rest is the
+model's own. MLX's CPU backend builds normalization and rotation from many nodes each, Metal from
+one; products with packed vectors have the form that a GPU computes.
 """
 
 import io
@@ -21,13 +21,13 @@ from node.mlx.engine import DecodeSlot, Engine
 from node.mlx.packed_product import PACKED, chosen_forms, use_forms
 
 FEW, MANY = 4, 8  # sequences
-_TOKENS, _ROOM_TOKENS = 300, 64  # of each, and for its answer
+_TOKENS, _ROOM_TOKENS = 300, 64  # of each sequence's cache, and room for its answer
 _TIMINGS = 9
 _NODE = re.compile(r"shape=rectangle")
 
 
 def nodes_by_sequence(engine: Engine) -> float:
-    """Count a step's graph nodes that one more sequence adds to each layer."""
+    """Count the graph nodes that one more sequence adds to each layer of a step."""
     return _by_sequence(engine, lambda slots: float(_count_nodes(engine, slots)))
 
 

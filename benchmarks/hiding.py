@@ -1,9 +1,9 @@
-"""Five agents take turns on a node with memory for two: how much of the reloads is hidden.
+"""Five agents take turns on a node with memory for two: the hidden share of the reloads.
 
 A real node behind a real router, in this process. In one arm the agents take turns in a fixed
 order, which the router learns: it loads the next agent while the current one decodes. In the other
 arm the order is random, so that nothing can be expected, and each turn reads its agent from disk.
-Hidden is what the node spends on reading blocks while no client waits for a first token.
+Hidden is the time for which the node reads blocks while no client waits for a first token.
 """
 
 import argparse
@@ -24,7 +24,7 @@ DESCRIPTION = "five agents in turn with memory for two: reload time hidden behin
 AGENTS = 5
 TOKENS, QUICK_TOKENS = 3_000, 600
 LAPS, QUICK_LAPS = 8, 4
-LEARNT_LAPS = 3  # before the order is known
+LEARNT_LAPS = 3  # before the order is learnt
 ANSWER_TOKENS = 48
 IN_MEMORY = 2  # agents, with what their turns add and the room for their next answers
 HIDDEN_MIN = 0.8
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn took until its first token, and where its memory was."""
+    """Time to first token of one turn, and the place of its cache."""
 
     began_s: float
     first_s: float  # since then
@@ -54,11 +54,11 @@ class _Agents:
     def __init__(self, fabric: LocalFabric) -> None:
         self._client = fabric.client()
         self._messages: dict[str, list[Message]] = {}
-        self.reads: list[tuple[float, float]] = []  # begin and end of each block's read
+        self.reads: list[tuple[float, float]] = []  # start and end of each block's read
         self._watch_reads(fabric)
 
     def _watch_reads(self, fabric: LocalFabric) -> None:
-        """Note when the node reads blocks."""
+        """Record when the node reads blocks."""
         blocks = fabric.node(NODE).node.resources.store.blocks
         load = blocks.load_into
 
@@ -95,7 +95,7 @@ def _orders(laps: int, rng: random.Random, *, is_fixed: bool) -> list[list[int]]
 
 
 def _laps(agents: _Agents, arm: str, orders: Sequence[Sequence[int]]) -> list[Turn]:
-    """Let agents take turns; return those after the laps in which an order is learnt."""
+    """Let agents take turns; return the turns after the laps in which an order is learnt."""
     turns: list[Turn] = []
     for number, lap in enumerate(orders):
         for agent in lap:

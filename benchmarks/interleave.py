@@ -1,6 +1,6 @@
 """Measure a running stream and a warm request beside the prefill of a long prompt.
 
-A real engine thread. One stream decodes first alone, then beside the prefill of a cold prompt,
+On a real engine thread, one stream decodes first alone, then beside the prefill of a cold prompt,
 during which warm requests arrive one after the other.
 """
 
@@ -31,13 +31,13 @@ from node.mlx.resident_cache import ResidentCache
 DESCRIPTION = "a stream's token intervals and a warm request's wait while a prompt is computed"
 
 MODEL = Geometry(64, 128, 2, 2, 1, 32, 2_048)
-TOKENIZER = "prose"  # of the same vocabulary; what the text says does not matter
+TOKENIZER = "prose"  # of the same vocabulary; the text does not matter
 PROMPT_TOKENS, QUICK_PROMPT_TOKENS = 16_384, 2_048
 STREAM_TOKENS = 64
 WARM_TOKENS, WARM_NEW_TOKENS = 2_048, 32
 WARM_REQUESTS, QUICK_WARM_REQUESTS = 5, 1
 QUIET_INTERVALS = 200
-INTERVALS_MAX = 2.0  # beside the chunk
+INTERVALS_MAX = 2.0  # other than the chunk
 WARM_ITERATIONS_MAX = 2
 TIMEOUT_S = 600.0
 QUIET, BESIDE, CHUNK = "interval, quiet", "interval, beside the prefill", "prefill chunk"
@@ -57,12 +57,12 @@ class Chunk:
 
     @property
     def spent_s(self) -> float:
-        """How long decoding waited for it."""
+        """Time for which decoding waited for the chunk."""
         return self.ended_s - self.began_s
 
 
 class WatchedEngine(Engine):
-    """The node's engine, which also notes its prefill chunks."""
+    """The node's engine, which also records its prefill chunks."""
 
     def __init__(self, fitted: Engine) -> None:
         super().__init__(fitted.model, fitted.spec, packed=fitted.packed)
@@ -71,7 +71,7 @@ class WatchedEngine(Engine):
         self.chunk_begins = threading.Event()
 
     def prefill(self, cache: ResidentCache, tokens: list[int]) -> None:
-        """Compute the cache of `tokens`, and note when."""
+        """Compute the cache of `tokens`, and record the times."""
         began_s = time.perf_counter()
         self.chunk_begins.set()
         super().prefill(cache, tokens)
@@ -79,8 +79,8 @@ class WatchedEngine(Engine):
 
 
 @dataclass(slots=True)
-class Heard:
-    """What a sequence told its listener."""
+class SequenceLog:
+    """Events of a sequence."""
 
     sequence: Sequence | None = None
     stamps_s: list[float] = field(default_factory=list)
@@ -88,8 +88,8 @@ class Heard:
     ended: threading.Event = field(default_factory=threading.Event)
     failure: Exception | None = None
 
-    def hear(self, event: SequenceEvent) -> None:
-        """Note an event; runs on the engine thread."""
+    def record(self, event: SequenceEvent) -> None:
+        """Record an event; runs on the engine thread."""
         if isinstance(event, Produced):
             self.stamps_s.append(time.perf_counter())
             self.began.set()
@@ -99,9 +99,9 @@ class Heard:
             self.began.set()
             self.ended.set()
 
-    def wait(self, happening: threading.Event) -> None:
-        """Wait for the first token or the end; raise what went wrong."""
-        if not happening.wait(TIMEOUT_S):
+    def wait(self, event: threading.Event) -> None:
+        """Wait for the first token or the end; raise the sequence's error."""
+        if not event.wait(TIMEOUT_S):
             message = f"nothing happened within {TIMEOUT_S:g} s"
             raise TimeoutError(message)
         if self.failure is not None:
@@ -109,7 +109,7 @@ class Heard:
 
 
 class Bench:
-    """An engine thread and how to give it work."""
+    """An engine thread and methods to submit work."""
 
     def __init__(self) -> None:
         self._tokenizer = ChatTokenizer(load_tokenizer(model_folder(TOKENIZER)))
@@ -122,7 +122,7 @@ class Bench:
         return watched, watched
 
     def caches(self, tokens_count: int, caches_count: int) -> list[ResidentCache]:
-        """Return caches of so many tokens that need no computing."""
+        """Return caches of `tokens_count` tokens, filled without computing."""
         tokens = workload.pattern(MODEL.vocabulary)
         lengths = [tokens_count] * caches_count
 
@@ -131,17 +131,17 @@ class Bench:
 
         return self.thread.call(make).result()
 
-    def submit(self, prompt_tokens: int, answer_tokens: int, cache: ResidentCache) -> Heard:
-        """Queue a prompt of which `cache` holds the beginning."""
-        heard = Heard()
+    def submit(self, prompt_tokens: int, answer_tokens: int, cache: ResidentCache) -> SequenceLog:
+        """Queue a prompt whose beginning is in `cache`."""
+        log = SequenceLog()
         sampling = Sampling(max_tokens=answer_tokens, ignore_eos=True)
         rng = np.random.default_rng(prompt_tokens)
         prompt: list[int] = rng.integers(1, MODEL.vocabulary, prompt_tokens).tolist()
         request = SequenceInput(prompt, sampling, 0, frozenset(), self._tokenizer.token_text)
         answer = Answer(self._tokenizer, "", (), None)
-        heard.sequence = Sequence(request, cache=cache, answer=answer, emit=heard.hear)
-        self.thread.submit(heard.sequence)
-        return heard
+        log.sequence = Sequence(request, cache=cache, answer=answer, emit=log.record)
+        self.thread.submit(log.sequence)
+        return log
 
     def empty_cache(self, capacity_tokens: int) -> ResidentCache:
         """Return an empty cache."""
@@ -161,7 +161,7 @@ def intervals(stamps_s: list[float], began_s: float, ended_s: float) -> np.ndarr
 
 @dataclass(slots=True)
 class Observed:
-    """What one run showed."""
+    """Measurements of one run."""
 
     quiet_s: np.ndarray
     beside_s: np.ndarray
@@ -171,7 +171,7 @@ class Observed:
 
 
 def observe(bench: Bench, prompt_tokens: int, warm_count: int) -> Observed:
-    """Let a stream run, compute a long prompt beside it, and send warm requests meanwhile."""
+    """Run a stream, prefill a long prompt beside it, and send warm requests meanwhile."""
     capacity = QUIET_INTERVALS + STREAM_TOKENS
     stream = bench.submit(STREAM_TOKENS, 1 << 20, bench.empty_cache(capacity))
     stream.wait(stream.began)
@@ -185,7 +185,7 @@ def observe(bench: Bench, prompt_tokens: int, warm_count: int) -> Observed:
     chunks = bench.engine.chunks
     iterations, waits_s = [], []
     for number, cache in enumerate(warm_caches, 1):
-        # Spread over the prompt, and each time while a chunk is being computed.
+        # Spread over the prompt, each while a chunk is being computed.
         _wait_for_tokens(bench, prompt_tokens * number // (warm_count + 1))
         bench.engine.chunk_begins.clear()
         bench.engine.chunk_begins.wait(TIMEOUT_S)
@@ -193,12 +193,12 @@ def observe(bench: Bench, prompt_tokens: int, warm_count: int) -> Observed:
         warm = bench.submit(WARM_TOKENS + WARM_NEW_TOKENS + 1, 1, cache)
         warm.wait(warm.ended)
         first_s = warm.stamps_s[0]
-        begun = [chunk for chunk in list(chunks) if sent_s < chunk.began_s < first_s]
-        iterations.append(len(begun) + 1)
+        later_chunks = [chunk for chunk in list(chunks) if sent_s < chunk.began_s < first_s]
+        iterations.append(len(later_chunks) + 1)
         waits_s.append(first_s - sent_s)
         say(f"warm request {number}: first token in {iterations[-1]} iterations")
     cold.wait(cold.ended)
-    assert stream.sequence is not None, "it was submitted"
+    assert stream.sequence is not None, "the prompt was not submitted"
     stream.sequence.cancelled.set()
     stream.wait(stream.ended)
     beside_s = intervals(stream.stamps_s, chunks[0].began_s, chunks[-1].ended_s)
@@ -222,17 +222,17 @@ def run(arguments: argparse.Namespace) -> Report:
     warm_count = QUICK_WARM_REQUESTS if arguments.quick else WARM_REQUESTS
     bench = Bench()
     try:
-        seen = observe(bench, prompt_tokens, warm_count)
+        observed = observe(bench, prompt_tokens, warm_count)
     finally:
         bench.thread.stop()
-    quiet_ms, beside_ms = 1000 * seen.quiet_s, 1000 * seen.beside_s
-    chunk_ms = 1000 * np.array([chunk.spent_s for chunk in seen.chunks])
+    quiet_ms, beside_ms = 1000 * observed.quiet_s, 1000 * observed.beside_s
+    chunk_ms = 1000 * np.array([chunk.spent_s for chunk in observed.chunks])
     parameters: dict[str, Any] = {
         "model": MODEL.as_parameters(),
         "dtype": "float32",
         "prompt_tokens": prompt_tokens,
         "warm_tokens": [WARM_TOKENS, WARM_NEW_TOKENS],
-        "chunk_tokens": sorted({chunk.tokens_count for chunk in seen.chunks}),
+        "chunk_tokens": sorted({chunk.tokens_count for chunk in observed.chunks}),
         "intervals": {"quiet": len(quiet_ms), "beside": len(beside_ms)},
         "device": str(mx.default_device()),
     }
@@ -240,9 +240,9 @@ def run(arguments: argparse.Namespace) -> Report:
         QUIET: _spread(quiet_ms),
         BESIDE: _spread(beside_ms),
         CHUNK: _spread(chunk_ms),
-        "warm request's first token": _spread(1000 * np.array(seen.warm_waits_s)),
+        "warm request's first token": _spread(1000 * np.array(observed.warm_waits_s)),
     }
-    figures = {"milliseconds": table, "warm_iterations": seen.warm_iterations}
+    figures = {"milliseconds": table, "warm_iterations": observed.warm_iterations}
     alone, beside, chunk = (table[row] for row in (QUIET, BESIDE, CHUNK))
     ratios = {f"{at} beside over quiet": beside[at] / alone[at] for at in ("p50", "p99")}
     allowed = {
@@ -260,7 +260,7 @@ def run(arguments: argparse.Namespace) -> Report:
     ]
     warm = Limit(
         "iterations until a warm request's first token, worst",
-        max(seen.warm_iterations),
+        max(observed.warm_iterations),
         WARM_ITERATIONS_MAX,
         is_least=False,
     )

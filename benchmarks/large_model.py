@@ -1,4 +1,4 @@
-"""A random model with a vocabulary as large as those of today, in a folder that a node loads."""
+"""A random model with a vocabulary of today's size, in a folder that a node loads."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from benchmarks import workload
 from benchmarks.workload import Geometry
 
-# SmolLM2-135M's shape: large enough that computing a prompt costs what it costs.
+# SmolLM2-135M's shape: large enough that prompts have a realistic cost.
 # Source: its config.json.
 SMALL_LLM = Geometry(
     hidden=576,
@@ -26,7 +26,7 @@ SMALL_LLM = Geometry(
 END = "<|im_end|>"
 CONTEXT_TOKENS = 65_536
 WORD_CHARS_MAX = 10
-# Calls are JSON behind a mark; of tools only the names are told, so that prompts stay short.
+# Calls are JSON behind a mark; prompts list only the names of tools, to stay short.
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }} by <tool_call>\n{% endfor %}"
     "{% for message in messages %}{{ message.role }}\n{{ message.content }}" + END + "\n"
@@ -51,7 +51,7 @@ def write_model(folder: Path, shape: Geometry) -> Path:
 
 
 def write_tokenizer(folder: Path, count: int) -> int:
-    """Write a byte-level BPE tokenizer of so many tokens; return its end token's id."""
+    """Write a byte-level BPE tokenizer of `count` tokens; return its end token's id."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(letters)}
     merges: list[tuple[str, str]] = []

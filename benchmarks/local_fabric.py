@@ -1,4 +1,4 @@
-"""Real nodes behind a real router in this process, for benchmarks that look inside a node."""
+"""Real nodes behind a real router in this process, for benchmarks that access a node."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ KEY = bytes(range(32))
 
 
 class LocalFabric:
-    """Nodes and their router, which clients reach by HTTP."""
+    """Nodes and their router, with HTTP clients."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LocalFabric:
         }
 
     def client(self, key: str | None = None) -> ChatClient:
-        """Return a client, of the tenant whose key it is."""
+        """Return a client of the tenant with this key."""
         return ChatClient(self.url, Path(self._model).name, key)
 
     def node(self, name: str) -> NodeService:
@@ -52,12 +52,12 @@ class LocalFabric:
         return self.nodes[NodeName(name)]
 
     def agent(self, node: str, agent: str, tenant: str = "default") -> Agent:
-        """Return an agent as its node has it."""
+        """Return a node's own object of an agent."""
         table = self.node(node).node.resources.table
         return table.require((TenantId(tenant), AgentId(agent)))
 
     def hold(self, node: str, size_bytes: int) -> None:
-        """Let a node's caches take so much memory."""
+        """Set the memory limit of a node's caches."""
         self.node(node).node.resources.engine.budget.resize(size_bytes)
 
     def drop(self, node: str) -> None:
@@ -66,7 +66,7 @@ class LocalFabric:
         self.node(node)._on_loop(_called(lambda: hot.drop_resident(0))).result()  # noqa: SLF001
 
     def start(self, before_router: Callable[["LocalFabric"], None] = lambda _: None) -> None:
-        """Start the nodes, then the router; between them, no node knows another one."""
+        """Start the nodes, call `before_router`, then start the router, which links the nodes."""
         for service in self.nodes.values():
             service.start()
         before_router(self)
@@ -132,7 +132,7 @@ def local_fabric(
     before_router: Callable[[LocalFabric], None] = lambda _: None,
     data: Path | None = None,
 ) -> Iterator[LocalFabric]:
-    """Run a fabric until the block ends; its data are lost then, unless `data` is their folder."""
+    """Run a fabric for a block of code; its data are removed unless `data` is their folder."""
     with tempfile.TemporaryDirectory() as folder:
         fabric = LocalFabric(
             data or Path(folder),

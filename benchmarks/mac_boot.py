@@ -1,8 +1,8 @@
 """First process of an emulated Mac: makes its own files, then becomes its ssh server.
 
-It runs in fresh mount, pid, uts and ipc namespaces. What the Mac may write is its home, /tmp and
-other temporary places, all its own; of this machine it sees everything else, read-only, but no
-other home. Started by `benchmarks/emulated_mac.py` with one JSON argument.
+It runs in fresh mount, pid, uts and ipc namespaces. The Mac may write its own home, /tmp and other
+temporary folders; it sees everything else of the host read-only, except other homes. Started by
+`benchmarks/emulated_mac.py` with one JSON argument.
 """
 
 import json
@@ -15,7 +15,7 @@ PRIVATE = {
     "/tmp": "1777",  # noqa: S108 - made private here
     "/var/tmp": "1777",  # noqa: S108 - likewise
     "/dev/shm": "1777",  # noqa: S108 - likewise
-    "/root": "755",  # an interpreter may lie there, and the Mac's user has to reach it
+    "/root": "755",  # an interpreter may lie there, which the Mac's user must reach
     "/home": "755",
     "/run": "755",
 }
@@ -26,12 +26,12 @@ SSHD = "/usr/sbin/sshd"
 
 
 def mount(*argv: str) -> None:
-    """Run mount; its complaint goes to the log."""
+    """Run mount; its errors go to the log."""
     subprocess.run(["/usr/bin/mount", *argv], check=True)
 
 
 def set_up(name: str, user: str, state: Path, keep: list[str]) -> None:
-    """Replace what is private, and make the rest read-only."""
+    """Mount private folders, and make the rest read-only."""
     mount("--make-rprivate", "/")
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, options = line.split()[:4]
@@ -57,11 +57,11 @@ def set_up(name: str, user: str, state: Path, keep: list[str]) -> None:
 
 
 def main(text: str) -> None:
-    """Set up and become sshd, which says when it listens."""
+    """Set up and become sshd, which logs when it listens."""
     os.umask(0o022)  # its caller may have a stricter mask
-    given = json.loads(text)
-    host_key = Path(given["state"], "host_key").read_bytes()
-    set_up(given["name"], given["user"], Path(given["state"]), given["keep"])
+    arguments = json.loads(text)
+    host_key = Path(arguments["state"], "host_key").read_bytes()
+    set_up(arguments["name"], arguments["user"], Path(arguments["state"]), arguments["keep"])
     Path("/run/sshd").mkdir()
     key = Path("/run/host_key")
     key.touch(0o600)

@@ -1,7 +1,7 @@
 """`make mac-check`: run the checks that one Mac allows and print a table for an issue.
 
-Everything here is built on Linux, where MLX computes on the CPU. Each step runs in a process of its
-own, and one that fails ends none of the others. What takes two Macs, a cable or a power plug is in
+The project is developed on Linux, where MLX computes on the CPU. Each step runs in its own process,
+and a failed one does not stop the others. Checks that need two Macs, a cable or a power plug are in
 docs/macs.md. On other systems the same steps run, and show less.
 """
 
@@ -34,13 +34,13 @@ Judge = Callable[[int, str], tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A program to run, and how to read its output."""
+    """A program to run, and the reader of its output."""
 
     name: str
     shows: str
     command: tuple[str, ...]
     judge: Judge
-    quick: tuple[str, ...] = ()  # what is added for a run of minutes
+    quick: tuple[str, ...] = ()  # options added for a run of minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Result:
     verdict: str
     detail: str
     seconds: float
-    swapped_mib: float  # by the whole machine, meanwhile
+    swapped_mib: float  # of the whole machine, meanwhile
 
 
 def judge_doctor(status: int, printed: str) -> tuple[str, str]:
@@ -129,7 +129,7 @@ STEPS: Final = (
 
 
 def run_step(step: Step, *, quick: bool) -> Result:
-    """Run one step to its end, whatever becomes of it."""
+    """Run one step to its end; report any failure as its result."""
     command = [*step.command, *(step.quick if quick else ())]
     began_s, swapped = time.monotonic(), used_swap_mib()
     try:
@@ -145,7 +145,7 @@ def run_step(step: Step, *, quick: bool) -> Result:
 
 
 def used_swap_mib() -> float:
-    """Return what the system has swapped out, by its own account; 0 where it does not say."""
+    """Return the system's used swap; 0 if unknown."""
     used = re.search(r"used = ([\d.]+)M", run("/usr/sbin/sysctl", "-n", "vm.swapusage"))
     if used is not None:
         return float(used[1])
@@ -160,7 +160,7 @@ def used_swap_mib() -> float:
 
 
 def machine() -> dict[str, str]:
-    """Describe this machine without naming it, nor any path."""
+    """Describe this machine without its name or any path."""
     found = {key: str(value) for key, value in environment().items()}
     memory = run("/usr/sbin/sysctl", "-n", "hw.memsize").strip()
     commit = run("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD").strip()
@@ -182,7 +182,7 @@ def table(described: dict[str, str], results: Sequence[Result]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the steps asked for; exit status 1 if one failed or missed a limit."""
+    """Run the requested steps; return exit status 1 if one failed or missed a limit."""
     parser = argparse.ArgumentParser(
         prog="make mac-check", description="Show what one Mac can show; print a table to paste."
     )

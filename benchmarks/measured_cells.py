@@ -1,6 +1,6 @@
 """Measured cells of a long benchmark, kept on disk: an interrupted run continues.
 
-A file holds one JSON line for what the run depends on, then one for each measured cell.
+A file holds one JSON line with the run's parameters, then one for each measured cell.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.report import say
 
-Figures = dict[str, list[float]]  # samples by what was measured
+Figures = dict[str, list[float]]  # samples by name
 
 
 def add_keep_argument(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +23,10 @@ def add_keep_argument(parser: argparse.ArgumentParser) -> None:
 
 
 class MeasuredCells:
-    """Cells by name; with a file, each is on disk before the next one is measured."""
+    """Cells by name; with a file, each is stored before the next one is measured."""
 
     def __init__(self, path: Path | None, depends_on: Mapping[str, Any]) -> None:
-        """Read the cells of an earlier run of the same kind; forget those of another one."""
+        """Read the cells of an earlier run with equal parameters; discard those of other runs."""
         self._path = path
         self._cells: dict[str, Figures] = {}
         self.is_interrupted = False
@@ -52,7 +52,7 @@ class MeasuredCells:
         return self._cells.get(name)
 
     def add(self, name: str, figures: Figures) -> None:
-        """Keep a cell."""
+        """Store a cell."""
         self._cells[name] = figures
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
@@ -78,7 +78,7 @@ class MeasuredCells:
             self._path.unlink(missing_ok=True)
 
     def _rewrite(self, head: str) -> None:
-        assert self._path is not None, "only called with a file"
+        assert self._path is not None, "there is no file"
         lines = [head, *(json.dumps([name, cell]) for name, cell in self._cells.items())]
         self._path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -87,6 +87,6 @@ def _whole_lines(lines: list[str]) -> Iterator[tuple[str, Figures]]:
     for line in lines:
         try:
             name, figures = json.loads(line)
-        except ValueError:  # the last one, of a run that was killed
+        except ValueError:  # the last line of a killed run
             return
         yield name, figures

@@ -1,9 +1,8 @@
-"""Bytes per cached token of real models' geometries, and how many agents a Mac holds.
+"""Bytes per cached token of real models' geometries, and the number of agents that a Mac holds.
 
-No weights are needed: a cache's size follows from a layer's shape. For each model the true
-per-layer shapes run in a model of few layers and tiny everything else, whose caches are then
-measured; the spec that was read from it, repeated to the true number of layers, gives the
-table.
+No weights are needed: a cache's size follows from a layer's shape. For each model, the real
+per-layer shapes run in a model of few layers that is tiny otherwise, and its caches are measured;
+its spec, repeated to the real number of layers, gives the table.
 """
 
 import argparse
@@ -44,7 +43,7 @@ class Geometry:
     """One real model's layers, and a config with a few of them."""
 
     layers: int
-    pattern: int  # the layers of the small model, which repeat
+    pattern: int  # the repeating layers of the small model
     config: dict[str, Any]
 
 
@@ -181,7 +180,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _measure(geometry: Geometry) -> tuple[ModelCacheSpec, float]:
-    """Return the whole model's spec, and measured by computed bytes of the small one."""
+    """Return the whole model's spec, and the small one's ratio of measured to computed bytes."""
     engine = _engine(geometry)
     count = engine.spec.window_tokens + 600
     before = mx.get_active_memory()
@@ -191,7 +190,7 @@ def _measure(geometry: Geometry) -> tuple[ModelCacheSpec, float]:
     cache.rest()
     allocated = mx.get_active_memory() - before
     expected = _expected_bytes(engine.spec, cache)
-    assert cache.size_bytes == expected, "a cache holds what its spec says, to the byte"
+    assert cache.size_bytes == expected, "a cache's size differs from its spec"
     return _as_half(_repeated(engine.spec, geometry)), allocated / expected
 
 
@@ -206,14 +205,14 @@ def _engine(geometry: Geometry) -> Engine:
 
 
 def _expected_bytes(spec: ModelCacheSpec, cache: ResidentCache) -> int:
-    """Bytes of a cache at rest: whole capacity steps of 256 tokens."""
+    """Return the bytes of a cache at rest, in whole capacity steps of 256 tokens."""
     full = -(-cache.tokens_count // 256) * 256
     window = -(-(cache.tokens_count - cache.window_base) // 256) * 256
     return spec.kv_bytes(full) + spec.kv_bytes(window, CacheGroup.WINDOW)
 
 
 def _repeated(spec: ModelCacheSpec, geometry: Geometry) -> ModelCacheSpec:
-    assert len(spec.layers) == geometry.pattern, "one cache per layer"
+    assert len(spec.layers) == geometry.pattern, "layers and caches differ in number"
     return ModelCacheSpec(spec.layers * (geometry.layers // geometry.pattern))
 
 
@@ -238,7 +237,7 @@ def _native(layer: LayerSpec) -> LayerSpec:
 
 
 def _per_token(spec: ModelCacheSpec, *, native: bool) -> int:
-    """Bytes of a token that every layer keeps."""
+    """Return the bytes per token of layers that keep every token."""
     layers = (_native(layer) if native else layer for layer in spec.layers)
     tensors = (tensor for layer in layers for tensor in layer.tensors(0, 1))
     return sum(tensor.size_bytes for tensor in tensors)
@@ -260,7 +259,7 @@ def _sizes(spec: ModelCacheSpec, measured: float) -> dict[str, float]:
 
 
 def _capacity(spec: ModelCacheSpec, count: int, budget_bytes: int) -> dict[str, float]:
-    """Return how many agents of `count` tokens fit: as fp16, Q4 of every token, and as here."""
+    """Return how many agents of `count` tokens fit: fp16, Q4 of every token, and ours."""
     half, packed = (_per_token(spec, native=native) * count for native in (True, False))
     return {
         "fp16": budget_bytes // half,
@@ -276,7 +275,7 @@ def _limits(name: str, row: dict[str, float]) -> Iterator[Limit]:
 
 
 def _hot_bytes(spec: ModelCacheSpec, tokens_count: int) -> int:
-    """Allocate a whole model's cache of `tokens_count` tokens at rest; return what it takes."""
+    """Allocate a whole model's cache of `tokens_count` tokens at rest; return its bytes."""
     before = mx.get_active_memory()
     cache = ResidentCache(spec, tokens_count)
     cache.place_windows(tokens_count)

@@ -1,9 +1,8 @@
-"""Move an agent of 4,000 tokens while its answer streams, as a client sees it.
+"""Move an agent of 4,000 tokens while its answer streams, measured at the client.
 
 `macfabric up` runs two nodes; one client streams answers and another moves the agent to and fro
-in the middle of them. The text must be that of an undisturbed answer. What a move
-costs the client is the longest gap between two tokens; what it saves is the prefill on the
-other node.
+during them. The text must be that of an undisturbed answer. A move's cost for the client is the
+longest gap between two tokens; its saving is the prefill on the other node.
 """
 
 import argparse
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> Report:
         client = ChatClient(url, model.name)
         moves, crowded = [], []
         for index in range(rounds):
-            # Another document each time: nothing of it is on the other node.
+            # Another document each time, so that the other node has no part of it.
             move = _move_during(client, _messages(tokens, index), f"mover-{index}")
             moves.append(move)
             summary = f"longest gap {move.pause_s:.3f} s"
@@ -68,7 +67,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One agent's answers: computed cold, from memory, and moved in the middle."""
+    """Answers of one agent: computed cold, from memory, and moved in the middle."""
 
     cold: ChatAnswer
     calm: ChatAnswer
@@ -77,7 +76,7 @@ class Move:
 
     @property
     def pause_s(self) -> float:
-        """The longest time without a token while it moved."""
+        """Longest time without a token during the move."""
         return max(self.answer.gaps_s)
 
 
@@ -117,7 +116,7 @@ def _report(moves: list[Move], calls: dict[str, dict[str, float]]) -> Report:
 
 
 def _with_crowded(report: Report, moves: list[Move], crowded: list[Move], busy: int) -> Report:
-    """Add what the same moves took beside busy processes; no limit judges these."""
+    """Add the figures of the same moves beside busy processes, which have no limits."""
     quiet_s, pause_s = (statistics.median(m.pause_s for m in each) for each in (moves, crowded))
     wrong = sum(move.answer.text != move.calm.text for move in crowded)
     figures = {
@@ -154,7 +153,7 @@ def _allowed_s(moves: list[Move]) -> float:
 
 
 def _tail_bytes(receipts: list[dict[str, Any]]) -> float:
-    """Bytes that travel while the agent is sealed: the blocks of the answer so far."""
+    """Return the bytes sent while the agent is sealed: the blocks of the answer so far."""
     per_block = [r["bytes_sent"] / max(1, r["blocks_sent"]) for r in receipts]
     return float(statistics.median(per_block))
 
@@ -200,9 +199,9 @@ def _move_during(client: ChatClient, messages: list[Message], agent: str) -> Mov
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Keep so many cores busy meanwhile."""
+    """Keep `count` cores busy during a block of code."""
     spin = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100_000))"
-    command = [sys.executable, "-c", spin, str(os.getpid())]  # ends with this process at the latest
+    command = [sys.executable, "-c", spin, str(os.getpid())]  # they end with this process
     processes = [subprocess.Popen(command) for _ in range(count)]
     try:
         yield

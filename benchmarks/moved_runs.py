@@ -1,7 +1,7 @@
 """Measure a decode step's cost per run of moved rows.
 
-Every run lies another distance from where it was computed, so its keys are met by queries turned
-by a distance of their own.
+Every run has moved by another distance from where it was computed, so its keys need queries rotated
+by that distance.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Let caches with different numbers of runs take turns at decoding."""
+    """Decode alternately with caches of different numbers of runs."""
     counts = (0, *(QUICK_RUNS if arguments.quick else RUNS))
     tokens = QUICK_TOKENS if arguments.quick else arguments.tokens
     engine = workload.build_engine(workload.build_model(MODEL))
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _slot(engine: Engine, tokens: int, runs: int) -> DecodeSlot:
-    """Return a cache of about so many tokens, of which one before each run was taken out."""
+    """Return a cache of about `tokens` tokens, with one token removed before each run."""
     pattern = workload.pattern(MODEL.vocabulary)
     [cache] = workload.resident_caches(engine, pattern, [tokens], _room(tokens))
     size, moves = tokens // (runs + 1), []
@@ -75,7 +75,7 @@ def _slot(engine: Engine, tokens: int, runs: int) -> DecodeSlot:
     if moves:
         cache.rearrange(moves)
         cache.settle()
-    assert len(cache.shifts) == runs, "each run lies elsewhere"
+    assert len(cache.shifts) == runs, "runs have equal shifts"
     greedy = Sampling(max_tokens=_FOREVER, ignore_eos=True)
     return engine.start(cache, [0] * (cache.tokens_count + 1), greedy, 0)
 

@@ -1,8 +1,8 @@
 """Network namespaces of emulated fleets: created, identified by owner, and removed.
 
-A fleet has a number of its own on the machine. Its file in STATE_DIR is locked for as long as its
-owner lives, so no pid has to be guessed to know whether a fleet is still wanted. Names look like
-`mf3-4711-m0`: fleet 3 of process 4711, its first Mac.
+A fleet has a number that is unique on the machine. Its file in STATE_DIR is locked while its owner
+lives, so whether a fleet is in use does not depend on pids. Names look like `mf3-4711-m0`: fleet 3
+of process 4711, its first Mac.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ _TRIAL = (
 
 
 class FleetError(RuntimeError):
-    """The machine refuses a part of an emulated fleet."""
+    """The machine cannot set up a part of an emulated fleet."""
 
 
 @cache
 def why_not() -> str | None:
-    """Say what this machine lacks for emulated fleets; None where they work."""
+    """Return what this machine lacks for emulated fleets; None if they work."""
     if not sys.platform.startswith("linux"):
         return "network namespaces exist on Linux only"
     if os.geteuid() != 0:
@@ -61,7 +61,7 @@ def why_not() -> str | None:
 
 
 def run(*argv: str, check: bool = True) -> str:
-    """Run a command and return what it prints; raise FleetError with its complaint."""
+    """Run a command and return its output; raise FleetError with its error output."""
     done = subprocess.run(
         argv, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S
     )
@@ -75,7 +75,7 @@ def ip_batch(lines: Iterable[str], namespace: str | None = None) -> None:
     """Run many `ip` commands in one process; the first that fails ends it."""
     inside = ["-n", namespace] if namespace else []
     done = subprocess.run(
-        ["ip", *inside, "-batch", "-"],  # noqa: S607 - where it is differs
+        ["ip", *inside, "-batch", "-"],  # noqa: S607 - its path differs
         input="\n".join(lines) + "\n",
         capture_output=True,
         text=True,
@@ -97,15 +97,15 @@ def shape_device(namespace: str, device: str, rate_mbit: int | None) -> None:
     if not rate_mbit:
         run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root", check=False)
         return
-    # One millisecond's worth: less cannot keep up with the timer, more lets a small transfer
-    # pass faster than the link.
+    # One millisecond of data: less cannot keep up with the timer, more lets a small transfer
+    # exceed the link's rate.
     burst_bytes = max(64 * 1024, rate_mbit * 125)
     rate = ("rate", f"{rate_mbit}mbit", "burst", str(burst_bytes), "latency", "20ms")
     run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *rate)
 
 
 def await_carrier(namespace: str, device: str, *, up: bool) -> None:
-    """Wait until a device knows that its cable is plugged in, or no more."""
+    """Wait until a device has, or has lost, its carrier."""
     deadline_s = time.monotonic() + CARRIER_TIMEOUT_S
     while True:
         text = run("ip", "-n", namespace, "-j", "link", "show", "dev", device)
@@ -118,7 +118,7 @@ def await_carrier(namespace: str, device: str, *, up: bool) -> None:
 
 
 def claim() -> tuple[int, IO[str]]:
-    """Take the first free fleet number; the file returned holds it until closed."""
+    """Take the first free fleet number; the returned file holds it until closed."""
     STATE_DIR.mkdir(mode=0o755, exist_ok=True)
     routes = _routed()
     for number in range(FLEETS_MAX):
@@ -127,14 +127,14 @@ def claim() -> tuple[int, IO[str]]:
         file = _lock(number)
         if file is None:
             continue
-        remove(number)  # what a dead owner left
+        remove(number)  # the leftovers of a dead owner
         return number, file
     message = f"all {FLEETS_MAX} fleet numbers of this machine are taken; try --sweep"
     raise FleetError(message)
 
 
 def write_record(file: IO[str], record: dict[str, Any]) -> None:
-    """Note beside the lock what the fleet looks like."""
+    """Write the fleet's record into its lock file."""
     file.seek(0)
     file.truncate()
     json.dump(record, file)
@@ -156,7 +156,7 @@ def records() -> dict[int, dict[str, Any]]:
 
 
 def release(number: int, file: IO[str]) -> None:
-    """Remove a fleet's namespaces, then give its number back."""
+    """Remove a fleet's namespaces, then release its number."""
     remove(number)
     with contextlib.suppress(FileNotFoundError):
         _path(number).unlink()
@@ -176,7 +176,7 @@ def sweep() -> list[int]:
 
 
 def state_folder(number: int) -> Path:
-    """Return where the files of a fleet's Macs are; gone with the fleet."""
+    """Return the folder of a fleet's Macs, which is removed with the fleet."""
     return FILES_DIR / str(number)
 
 
@@ -186,11 +186,11 @@ def laptop_device(number: int) -> str:
 
 
 def start_guard(number: int) -> subprocess.Popen[bytes]:
-    """Start a process that outlives this one and then removes the fleet."""
+    """Start a process that removes the fleet after this process has ended."""
     argv = [sys.executable, "-P", str(Path(__file__).resolve()), str(number)]
     return subprocess.Popen(
         argv,
-        start_new_session=True,  # Ctrl-C is not meant for it
+        start_new_session=True,  # Ctrl-C must not reach it
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -198,7 +198,7 @@ def start_guard(number: int) -> subprocess.Popen[bytes]:
 
 
 def guard(number: int) -> None:
-    """Wait until the owner of a fleet is gone, then remove what it left behind."""
+    """Wait until the owner of a fleet has ended, then remove its leftovers."""
     try:
         file = _path(number).open("r+")
     except FileNotFoundError:
@@ -214,15 +214,15 @@ def pids(namespace: str) -> list[int]:
 
 
 def remove(number: int) -> None:
-    """End everything in a fleet's namespaces, by pid, and delete them."""
+    """Kill all processes in a fleet's namespaces, by pid, and delete the namespaces."""
     names = _names(number)
     deadline_s = time.monotonic() + GONE_TIMEOUT_S
-    while left := [pid for name in names for pid in pids(name)]:
-        for pid in left:
+    while remaining := [pid for name in names for pid in pids(name)]:
+        for pid in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline_s:
-            break  # a process in the kernel's hands; its namespace goes with it
+            break  # a process blocked in the kernel; its namespace is removed when it ends
         time.sleep(0.05)
     run("ip", "link", "del", laptop_device(number), check=False)
     for name in names:
@@ -239,7 +239,7 @@ def _state_files() -> Iterator[Path]:
 
 
 def _is_current(number: int, file: IO[str]) -> bool:
-    """Tell whether the open file is still the one of that name."""
+    """Return whether the open file is still the one of that name."""
     try:
         return os.path.samestat(_path(number).stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -258,7 +258,7 @@ def _lock(number: int, *, create: bool = True) -> IO[str] | None:
     except BlockingIOError:
         file.close()
         return None
-    if not _is_current(number, file):  # its last owner deleted it between the two calls
+    if not _is_current(number, file):  # the last owner deleted it between the two calls
         file.close()
         return None
     return file

@@ -1,9 +1,9 @@
-"""Nodes whose steps take a stated time, on a machine that computes them sooner.
+"""Nodes whose steps take a stated time, on a machine that computes them faster.
 
-Three nodes on one machine share its cores, so none of them has a speed of its own. With this knob
-each prefill chunk and each decode step of a node lasts at least as long as at the stated speed; the
-engine's thread sleeps for the rest. What is computed, stored and sent stays as it is. A step that
-the machine computes more slowly than that is late, and counted.
+Three nodes on one machine share its cores, so their speeds are not independent. Here each prefill
+chunk and each decode step of a node lasts at least as long as at the stated speed; the engine's
+thread sleeps for the rest. Computation, storage and transfers are unchanged. Steps that the machine
+computes more slowly than stated are counted as late.
 """
 
 import time
@@ -20,7 +20,7 @@ from node.mlx.loaded_model import LoadedModel, load_model
 
 @dataclass(slots=True)
 class Pace:
-    """Speeds of one node, and how many of its steps were late."""
+    """Speeds of one node, and the number of its late steps."""
 
     prefill_tokens_per_s: float
     decode_steps_per_s: float
@@ -28,7 +28,7 @@ class Pace:
     late_count: int = 0
 
     def wait(self, began_s: float, seconds: float) -> None:
-        """Wait until a step has lasted so long."""
+        """Wait until a step has lasted `seconds`."""
         left_s = began_s + seconds - time.perf_counter()
         self.steps_count += 1
         if left_s > 0:
@@ -45,7 +45,7 @@ class Paces:
 
     @property
     def late_share(self) -> float:
-        """Share of all steps that this machine was too slow for."""
+        """Share of all steps that were late."""
         steps_count = sum(pace.steps_count for pace in self.nodes)
         return sum(pace.late_count for pace in self.nodes) / max(1, steps_count)
 
@@ -53,14 +53,14 @@ class Paces:
 @contextmanager
 def paced_nodes(paces: Paces) -> Iterator[None]:
     """Slow down the engines of the nodes that start within the block."""
-    left = iter(paces.nodes)
+    unused = iter(paces.nodes)
 
     def load_paced(*arguments: Any, **options: Any) -> LoadedModel:
         loaded = load_model(*arguments, **options)
-        _slow_down(loaded.engine, next(left))
+        _slow_down(loaded.engine, next(unused))
         return loaded
 
-    # The only way to a node's engine before it measures its speed.
+    # The only access to a node's engine before it measures its speed.
     with patch.object(service, "load_model", load_paced):
         yield
 

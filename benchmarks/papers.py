@@ -1,7 +1,7 @@
 """The papers' tables beside ours: `papers.md` in a folder of results.
 
-Published figures are facts of the papers, each with its table. Ours come from the results of the
-folder; what no result has yet shows the command that measures it.
+Published figures are the papers', each with its table. Ours come from the results of the folder; a
+figure without a result shows the command that measures it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +15,17 @@ Results = Mapping[str, Mapping[str, Any]]  # records by the benchmark's name
 
 
 class MissingResultError(LookupError):
-    """A result that the folder does not have."""
+    """The folder lacks a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Figure of a paper, and the way to ours."""
+    """Figure of a paper, and the function that returns ours."""
 
     figure: str
     published: str
     ours: Callable[[Results], str]
-    comparable: str  # what of it can be compared, and what cannot
+    comparable: str  # the limits of the comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Table:
 
     title: str
     source: str
-    benchmark: str  # whose result it needs
+    benchmark: str  # the benchmark whose result it needs
     rows: Sequence[Row]
 
 

@@ -1,4 +1,4 @@
-"""Servers of other projects that serve a model folder, each in an environment of its own."""
+"""Servers of other projects that serve a model folder, each in its own environment."""
 
 import os
 import shutil
@@ -19,20 +19,20 @@ Command = Callable[[Path, Path, int], list[str]]  # of the environment, the mode
 
 
 class PeerUnavailableError(RuntimeError):
-    """A peer that cannot run on this machine, with the reason."""
+    """A peer cannot run on this machine, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Server to compare with: how it is installed and started."""
+    """Server to compare with: its installation and its start."""
 
     command: Command
     requirements: tuple[str, ...] = ()  # none: it is in our own environment
-    unwanted: tuple[str, ...] = ()  # packages that come with it, and break it
+    unwanted: tuple[str, ...] = ()  # dependencies of it that break it
     health: str = "/v1/models"
-    model: Callable[[Path], str] = field(default=str)  # as requests name it
+    model: Callable[[Path], str] = field(default=str)  # in requests
     variables: Mapping[str, str] = field(default_factory=dict)
-    file: str = ""  # that it needs in the folder of the model
+    file: str = ""  # needed in the folder of the model
     reason: str = ""  # why it cannot run on this system
 
 
@@ -108,7 +108,7 @@ def require_readable(name: str, model: Path) -> None:
 
 
 def environment_of(name: str, folder: Path, *, installs: bool) -> Path:
-    """Return the environment of a peer, made first if `installs`; a folder that is missing is ours.
+    """Return the environment of a peer, created if `installs`; without a folder, ours.
 
     Raise PeerUnavailableError if it cannot run here.
     """
@@ -149,7 +149,7 @@ def _pip(folder: Path, *words: str) -> None:
 
 
 def variables(name: str, home: Path) -> dict[str, str]:
-    """Return the environment variables of a peer: its caches lie in a home of its own."""
+    """Return the environment variables of a peer, whose caches lie in its own home."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     checkout = Path(__file__).resolve().parents[1]
     own = {"HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(checkout)}

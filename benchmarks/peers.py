@@ -1,6 +1,6 @@
 """The same conversations on macfabric and on other servers, in one run on one machine.
 
-    cold            a prompt that nothing is known of
+    cold            a prompt without any cached part
     hot             the next turn of the last conversation
     shared head     another conversation with the same system prompt
     alternating     next turns of both conversations, one after the other
@@ -10,7 +10,7 @@
     restart         the next turn after the server was stopped and started again
     eight at once   eight new conversations of a quarter of the length: the slowest one
 
-All are asked as any OpenAI client asks: no server learns which conversation it continues.
+All requests are plain OpenAI requests: no server is told which conversation they continue.
 """
 
 import argparse
@@ -46,13 +46,13 @@ ROUNDS, QUICK_ROUNDS = 3, 1
 ANSWER_TOKENS = 8
 AT_ONCE = 8
 HEAD_SHARE = 0.75  # of a prompt, that two conversations have in common
-THINKS = "think"  # with which a system prompt begins whose answers have thoughts
+THINKS = "think"  # beginning of system prompts whose answers have thoughts
 QUICK_PEERS = (OURS, "mlx_lm.server")
 HOT_RATIO_MAX = 0.9
 RESTART_RATIO_MAX = 1.2
 ALTERNATING_RATIO_MAX = 0.2
-# As templates of models do that can answer without thinking: the empty thought is part of the
-# prompt, and not of the history.
+# As in templates of models that can answer without thinking: the empty thought is part of the
+# prompt, but not of the history.
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}\n{{ message.content }}" + END + "\n"
     "{% endfor %}{% if add_generation_prompt %}assistant\n"
@@ -133,7 +133,7 @@ def _with_template(model: Path, folder: Path) -> Path:
 
 
 class _Trial:
-    """Server under trial, and its samples."""
+    """Server under test, and its samples."""
 
     def __init__(self, name: str, environment: Path, model: Path, home: Path) -> None:
         self._name = name
@@ -160,7 +160,7 @@ class _Trial:
 
     @contextmanager
     def _running(self) -> Iterator[ProcessUsage]:
-        """Run the server, on what it has kept."""
+        """Run the server with the caches that it kept."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         self._client = ChatClient(url, self._peer.model(self._model))

@@ -57,7 +57,7 @@ class Rounding:
 
     @property
     def bits_per_number(self) -> float:
-        """Mean bits stored for one number of a key or a value, scales included."""
+        """Mean stored bits per number of a key or a value, including scales."""
         return (self.key_bits + self.value_bits) / 2 + SCALE_BITS / self.group_size
 
 
@@ -74,10 +74,10 @@ BITS = {FULL: 16.0, OURS: OWN_ROUNDING.bits_per_number} | {
 }
 
 
-class RoundedCache(KVCache):  # type: ignore[misc]  # mlx-lm says nothing of its types
+class RoundedCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
     """A full-precision cache of keys and values that were quantized once.
 
-    Independent of the node's cache: attention sees the same values, by no shared code.
+    Independent of the node's cache: attention sees the same values, without shared code.
     """
 
     def __init__(self, rounding: Rounding) -> None:
@@ -118,7 +118,7 @@ def window_losses(model: Any, window: np.ndarray, cache: list[Any] | None) -> np
 
 
 def cache_makers(loaded: LoadedModel) -> dict[str, Callable[[], list[Any] | None]]:
-    """Return how to make an empty cache of every kind."""
+    """Return a function for every kind of cache that makes an empty one."""
     makers: dict[str, Callable[[], list[Any] | None]] = {
         FULL: lambda: None,
         OURS: lambda: loaded.engine.new_cache(prose_eval.WINDOW).layers,
@@ -145,7 +145,7 @@ def measured(loaded: LoadedModel, chosen: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def own_difference(loaded: LoadedModel, window: np.ndarray, ours: np.ndarray) -> float:
-    """Return the largest difference of any token's loss [nats] to rounding by other code."""
+    """Return the largest difference of a token's loss [nats] from rounding by other code."""
     other = window_losses(loaded.engine.model, window, rounded_caches(loaded, OWN_ROUNDING))
     return float(np.abs(ours - other).max())
 
@@ -189,7 +189,7 @@ def windows_of(arguments: argparse.Namespace, stream: np.ndarray) -> np.ndarray:
     count = arguments.windows
     if count is None:
         count = QUICK_WINDOWS if arguments.quick else WINDOWS
-    # Not the first ones: a text's beginning is all of one kind.
+    # Not the first ones: the beginning of a text is uniform.
     chosen = np.linspace(0, len(every) - 1, count or len(every)).astype(int)
     picked: np.ndarray = every[np.unique(chosen)]
     return picked
@@ -225,7 +225,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def limits(own_difference_nats: float, cost: float | None) -> tuple[Limit, ...]:
-    """State what must hold; a quick run knows no cost."""
+    """Return the limits; a quick run measures no cost."""
     own = Limit(
         "nats between the node's cache and rounding by other code, worst token of a window",
         own_difference_nats,

@@ -1,4 +1,4 @@
-"""Tables of `benchmarks/results/placement.md` from what `macfabric simulate --json` printed.
+"""Tables of `benchmarks/results/placement.md` from the output of `macfabric simulate --json`.
 
 `python -m benchmarks.placement_table FILE...` joins the seeds of all files. A policy that moves no
 memory has the same figures at any rate of the links, so one file has it for all of them. If all
@@ -32,7 +32,7 @@ class Studies:
     others: dict[str, dict[Cell, dict[int, Run]]] = field(default_factory=dict)
 
     def add(self, plain: dict[str, Any]) -> None:
-        """Add what one command has printed."""
+        """Add the output of one command."""
         words = plain["command"].split()
         link = words[words.index("--link-mbit") + 1]
         for cell in plain["cells"]:
@@ -56,7 +56,7 @@ class Studies:
         return [runs[seed][name] for seed in seeds]
 
     def other(self, policy: str, cell: Cell, seeds: Sequence[int]) -> dict[int, Run]:
-        """Return the runs of a policy in a cell; of the tuned one those of its best scale."""
+        """Return the runs of a policy in a cell; for the tuned policy, those of its best scale."""
         if policy != TUNED:
             return self.others[policy][cell]
         scales = [self.others[name][cell] for name in TUNED_FROM]

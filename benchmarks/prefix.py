@@ -1,9 +1,9 @@
-"""Matching by characters against matching by tokens: how much of a sent-back history is reused.
+"""Matching by characters against matching by tokens: the reused share of a sent-back history.
 
-The same conversations, changed between turns as clients change them. By characters: the cached
-tokens that the node reports. By tokens: the common beginning of the cached tokens and those of the
-new prompt, as servers compare that encode each prompt anew. Answers are sampled from a model with
-random weights, so their tokens seldom are those that their text is encoded to.
+The same conversations are changed between turns as clients change them. By characters: the cached
+tokens that the node reports. By tokens: the common prefix of the cached tokens and those of the new
+prompt, as in servers that encode each prompt anew. Answers are sampled from a model with random
+weights, so their tokens seldom equal the encoding of their text.
 """
 
 import argparse
@@ -35,7 +35,7 @@ Change = Callable[[list[Message], int], None]
 
 
 def _unchanged(messages: list[Message], _: int) -> None:
-    """Send everything back as it came."""
+    """Send everything back unchanged."""
 
 
 def _stripped(messages: list[Message], _: int) -> None:

@@ -1,4 +1,4 @@
-"""Memory and writes of a server with all of its processes."""
+"""Memory and writes of a server with all its processes."""
 
 import threading
 from pathlib import Path
@@ -12,7 +12,7 @@ class ProcessUsage:
     """Peak memory of a process and its children while it is watched."""
 
     def __init__(self, pid: int) -> None:
-        """Watch from now on, until `stop`."""
+        """Start to watch, until `stop`."""
         self._root = psutil.Process(pid)
         self._is_over = threading.Event()
         self.peak_bytes = 0
@@ -20,7 +20,7 @@ class ProcessUsage:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._is_over.set()
         self._thread.join()
 
@@ -29,12 +29,12 @@ class ProcessUsage:
             self.peak_bytes = max(self.peak_bytes, self._own_bytes())
 
     def _own_bytes(self) -> int:
-        """Return what the processes take that no other one shares."""
+        """Return the private memory of the processes."""
         total = 0
         for process in self._tree():
             try:
                 total += process.memory_full_info().uss
-            except psutil.Error:  # it has ended, or is another user's
+            except psutil.Error:  # the process has ended, or is another user's
                 continue
         return total
 
@@ -45,7 +45,7 @@ class ProcessUsage:
             return []
 
     def written_bytes(self, folder: Path) -> int:
-        """Return what the processes have written to disk; the size of `folder` where not counted.
+        """Return the bytes that the processes have written to disk, or else the size of `folder`.
 
         macOS does not count writes of processes.
         """

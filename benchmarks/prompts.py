@@ -1,4 +1,4 @@
-"""Prompts of a stated length, no two of which begin alike, and the models that they are for."""
+"""Prompts of a stated length, none with a common beginning, and their models."""
 
 import argparse
 import random
@@ -73,7 +73,7 @@ def _own_words(folder: Path) -> tuple[str, ...]:
 def own_words(folder: Path, tokens: int, seed: object) -> str:
     """Return a text of about `tokens` words that are tokens of a synthetic model.
 
-    So a token has four or five bytes, as in most languages and models.
+    A token then has four or five bytes, as in most languages and models.
     """
     rng = random.Random(f"{seed}")
     return " ".join(rng.choices(_own_words(folder), k=tokens))

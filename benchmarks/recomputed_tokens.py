@@ -1,12 +1,12 @@
 """Choose which kept tokens of an edited cache are recomputed, at one budget.
 
-    first      the first ones behind each edit, as `node.edit_recomputed_tokens` has it (EPIC)
-    deviating  whose keys and values of the second layer the edit changes most (CacheBlend)
-    blocks     the same, whole runs of 16 tokens by their mean: as many holes as can be borne
-    oracle     whose last hidden state the edit changes most: what no engine can know before
+    first      the first ones behind each edit, as by `node.edit_recomputed_tokens` (EPIC)
+    deviating  those whose keys and values of the second layer the edit changes most (CacheBlend)
+    blocks     the same for whole runs of 16 tokens, by their mean: fewer holes
+    oracle     those whose last hidden state the edit changes most, which no engine can know before
 
-Source: CacheBlend (arXiv 2405.16444), 4.3: deviations of the first layers foretell those behind.
-It thins its choice out layer by layer; here it is made once.
+Source: CacheBlend (arXiv 2405.16444), 4.3: deviations of the first layers predict later ones.
+CacheBlend reduces its choice layer by layer; here it is made once.
 """
 
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Deviations:
-    """How much an edit changes each kept token behind it: in the second layer, and at the end."""
+    """Change of each kept token behind an edit: in the second layer, and at the end."""
 
     early: np.ndarray
     last: np.ndarray
 
 
 def deviations(
-    model: Any, known: Sequence[int], edited: Sequence[int], moves: Sequence[Move]
+    model: Any, original_ids: Sequence[int], edited: Sequence[int], moves: Sequence[Move]
 ) -> Deviations:
     """Compute both prompts and compare the tokens that the edited one keeps behind its head."""
-    before, after = _states(model, known), _states(model, edited)
+    before, after = _states(model, original_ids), _states(model, edited)
     old, new = old_places(moves), places(moves)
     early, last = (
         np.linalg.norm(b[new] - a[old], axis=-1) for a, b in zip(before, after, strict=True)
@@ -54,24 +54,24 @@ def _states(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
             attention = layer.self_attn
             early = mx.concatenate([attention.k_proj(read), attention.v_proj(read)], axis=-1)
         hidden = layer(hidden, "causal")
-    assert early is not None, "a model of several layers"
+    assert early is not None, "the model needs several layers"
     found = early[0].astype(mx.float32), hidden[0].astype(mx.float32)
     mx.eval(found)
     return np.array(found[0]), np.array(found[1])
 
 
 def places(moves: Sequence[Move]) -> np.ndarray:
-    """Return where the tokens kept behind the head lie in the edited prompt."""
+    """Return the positions of the tokens kept behind the head in the edited prompt."""
     return np.concatenate([np.arange(move.new_start, move.new_end) for move in moves[1:]])
 
 
 def old_places(moves: Sequence[Move]) -> np.ndarray:
-    """Return where they lay."""
+    """Return their positions in the original prompt."""
     return np.concatenate([np.arange(move.start, move.end) for move in moves[1:]])
 
 
 def chosen(choice: str, share: float, moves: Sequence[Move], found: Deviations) -> np.ndarray:
-    """Return which of the tokens kept behind the head are computed anew, as a mask of them."""
+    """Return a mask of the kept tokens behind the head that are recomputed."""
     count = len(found.early)
     budget = round(share * count)
     picked = np.zeros(count, bool)
@@ -93,7 +93,7 @@ def chosen(choice: str, share: float, moves: Sequence[Move], found: Deviations) 
 
 
 def left(moves: Sequence[Move], picked: np.ndarray) -> list[Move]:
-    """Return the moves without the tokens that are computed anew."""
+    """Return the moves without the recomputed tokens."""
     found, at = [moves[0]], 0
     for move in moves[1:]:
         own = picked[at : at + move.end - move.start]

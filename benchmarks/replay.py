@@ -3,8 +3,8 @@
 Three nodes of one model and a real router run in this process, and each policy serves the same
 seeded sessions. Each node's device is paced: a chunk and a step take at least as long as on a
 device of the given speed, so that the nodes' speeds do not depend on each other or on this machine.
-Then the simulator gets what any operator has: the router's log of decisions, and the fleet that
-the router learnt from its turns (`GET /v1/placement/decisions`, as trace and as fleet).
+The simulator then gets the data that any operator has: the router's log of decisions, and the fleet
+that the router learnt from its turns (`GET /v1/placement/decisions`, as trace and as fleet).
 """
 
 import argparse
@@ -37,7 +37,7 @@ from router.simulate.traces import TraceRow, arrivals_of, read_trace
 
 DESCRIPTION = "a log of three paced nodes, replayed by the simulator under each policy"
 
-MODEL = Geometry(64, 128, 2, 2, 1, 32, 2_048)  # computes much faster than the devices may
+MODEL = Geometry(64, 128, 2, 2, 1, 32, 2_048)  # computes much faster than the paced devices
 SIMULATED = {  # names of the shipped policies in the simulator
     Policy.SECONDS: SHIPPED,
     Policy.LEAST_LOAD: "router-least-load",
@@ -46,10 +46,10 @@ SIMULATED = {  # names of the shipped policies in the simulator
 SESSIONS, QUICK_SESSIONS = 14, 2
 TURNS, QUICK_TURNS = (4, 8), 2
 QUICK_SPEEDUP = 8.0  # of devices and clients
-APART_S = 9.0  # in the mean, between the starts of sessions
+APART_S = 9.0  # mean time between the starts of sessions
 PAUSE_S = (2.0, 12.0)  # of a client, after an answer as long as expected
 EXPECTED_S = 4.0
-GROUPS = 3  # of sessions with one system prompt
+GROUPS = 3  # share of sessions with one system prompt
 SYSTEM_WORDS, OWN_WORDS, MORE_WORDS = 250, (40, 160), (20, 120)
 ANSWER_TOKENS = (8, 40)
 WARM_UP_WORDS = 300
@@ -69,7 +69,7 @@ class Pace:
     steps_per_s: float
 
     def times(self, factor: float) -> "Pace":
-        """Return the speeds of a device that is so many times as fast."""
+        """Return the speeds of a device that is `factor` times as fast."""
         return Pace(self.prefill_tokens_per_s * factor, self.steps_per_s * factor)
 
 
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """Turn of a session: what is added, the answer's size, and when it is asked at the earliest."""
+    """Turn of a session: its new text, the answer's size, and its earliest time."""
 
     text: str
     answer_tokens: int
@@ -122,7 +122,7 @@ def _words(rng: random.Random, count: int) -> str:
 
 
 def pace(engine: Engine, to: Pace) -> None:
-    """Let an engine compute no faster than a device of these speeds."""
+    """Slow an engine down to a device's speeds."""
     prefill, launch = engine.prefill, engine.launch
 
     def paced_prefill(cache: ResidentCache, tokens: list[int]) -> None:
@@ -140,7 +140,7 @@ def pace(engine: Engine, to: Pace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What a policy's day left: the log of its turns, and the fleet that its router learnt."""
+    """Results of a policy's day: the log of its turns, and the fleet that its router learnt."""
 
     rows: tuple[TraceRow, ...]
     fleet: FleetModel
@@ -162,7 +162,7 @@ def play(
     planned: Sequence[PlannedSession],
     speedup: float = 1.0,
 ) -> Day:
-    """Play the sessions on new nodes under a policy, all of them faster by `speedup`."""
+    """Play the sessions on new nodes under a policy, with everything faster by `speedup`."""
     settings = NodeSettings(durability="none")
     router = RouterSettings(operator_keys={"bench": OPERATOR})
     with local_fabric(
@@ -182,7 +182,7 @@ def play(
 
 
 def _warm_up(client: ChatClient) -> None:
-    """Let each node compute prompts, so that its speeds are known."""
+    """Make each node compute prompts, so that the router knows its speeds."""
     rng = random.Random("warm up")
     for number in range(2 * len(PACES)):
         messages: list[Message] = [{"role": "user", "content": _words(rng, WARM_UP_WORDS)}]
@@ -232,7 +232,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _swapped(table: Mapping[Policy, Mapping[str, float]]) -> int:
-    """Count the pairs that a replay orders otherwise; real means that are near are equal."""
+    """Count the pairs that a replay orders otherwise; close real means count as equal."""
     pairs = [(one, other) for one in table for other in table]
     apart = [(a, b) for a, b in pairs if table[a][REAL] * NEAR < table[b][REAL]]
     return sum(table[a][COMMON] >= table[b][COMMON] for a, b in apart)

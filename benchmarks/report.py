@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 SCHEMA = 2  # of the document that `--json` prints
 
-# Standard output belongs to the report; what is going on is said on standard error.
+# Standard output is for the report; progress goes to standard error.
 say = Steps().say
 
 
 def open_directly(request: urllib.request.Request | str, timeout_s: float) -> HTTPResponse:
-    """Send a request to a fabric on this machine, which no proxy reaches."""
+    """Send a request to a fabric on this machine, bypassing proxies."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     answer: HTTPResponse = opener.open(request, timeout=timeout_s)
     return answer
@@ -36,7 +36,7 @@ def open_directly(request: urllib.request.Request | str, timeout_s: float) -> HT
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A figure and the bound that it is promised to keep."""
+    """A figure and the bound that it must meet."""
 
     statement: str
     figure: float
@@ -45,7 +45,7 @@ class Limit:
 
     @property
     def met(self) -> bool:
-        """Whether the figure keeps the bound; a figure that is no number keeps none."""
+        """Whether the figure meets the bound; NaN meets none."""
         return self.figure >= self.bound if self.is_least else self.figure <= self.bound
 
 
@@ -67,8 +67,8 @@ class Report:
     figures: Mapping[str, Any]
     ratios: Mapping[str, float]
     limits: tuple[Limit, ...]
-    notes: tuple[str, ...] = field(default=())  # what the figures do not show
-    is_judged: bool = True  # against the limits: a run of seconds is not
+    notes: tuple[str, ...] = field(default=())  # limitations of the figures
+    is_judged: bool = True  # against the limits; a run of seconds is not
     charts: tuple[Chart, ...] = ()
 
     @property
@@ -78,7 +78,7 @@ class Report:
 
 
 def environment() -> dict[str, Any]:
-    """Return what figures depend on besides a benchmark's parameters; no date and no path."""
+    """Return the environment on which figures depend, without dates and paths."""
     preloaded = (Path(path).name for path in os.environ.get("LD_PRELOAD", "").split(":"))
     return {
         "mlx": importlib.metadata.version("mlx"),
@@ -96,7 +96,7 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the processor's model, or the architecture where the system does not say."""
+    """Return the processor's model, or the architecture if unknown."""
     return chip_name() or platform.machine()
 
 
@@ -118,7 +118,7 @@ def _output(command: list[str]) -> str:
 
 
 def is_gpu() -> bool:
-    """Say whether models compute on a GPU, whose work is in no process's CPU time."""
+    """Return whether models compute on a GPU, whose work is in no process's CPU time."""
     return _backend().is_gpu
 
 

@@ -1,9 +1,9 @@
-"""From SSD to ready-to-decode, beside a raw read of the same bytes into a resident buffer.
+"""Restore from SSD to ready-to-decode, against a raw read of the same bytes into a resident buffer.
 
 Block files of a real model's geometry are written by the node's own store and read back by the
-node's own load path, every byte checked and put in its place. The raw read opens the same files,
-reads each by one `preadv` and computes the same checksum of it, with as many threads. Both targets
-are resident before the clock starts; what allocating the cache costs on top is a figure of its own.
+node's own load path, which checks and places every byte. The raw read opens the same files, reads
+each by one `preadv` and computes the same checksum, with as many threads. Both targets are resident
+before the clock starts; the cost of allocating the cache is a separate figure.
 """
 
 import argparse
@@ -44,16 +44,16 @@ QUICK = (1_024,)
 ROUNDS = 7
 THREADS = (1, 2)
 SHARE_MIN = 0.9  # of the raw read's speed with as many threads
-GAIN_MIN = 1.7  # of the second thread, or SHARE_MIN of what the raw read gains by it, if less
+GAIN_MIN = 1.7  # gain by the second thread, or SHARE_MIN of the raw read's gain, if less
 KEY = bytes(range(32))
 FINGERPRINT = Fingerprint(b"r" * 32)
 TENANT = TenantId("bench")
-PROBED_FILES = 4  # a few pages of fresh files stay in lists of their own
+PROBED_FILES = 4  # a few pages of new files stay in separate kernel lists
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A context's blocks on disk, and where their payloads lie."""
+    """A context's blocks on disk, and the offsets of their payloads."""
 
     store: AgentStore
     spec: ModelCacheSpec
@@ -61,7 +61,7 @@ class Library:
     layout: Layout
 
     def kv_bytes(self, tokens_count: int) -> int:
-        """Bytes of cache that this many tokens are restored to."""
+        """Return the cache bytes of `tokens_count` restored tokens."""
         return self.spec.kv_bytes(tokens_count)
 
     def opened(self, ref: BlockRef) -> OpenPayload:
@@ -71,14 +71,14 @@ class Library:
         return lent
 
     def drop(self, blocks_count: int) -> None:
-        """Ask the system to forget the files' pages."""
+        """Drop the files' pages from the page cache."""
         for ref in self.layout.blocks[:blocks_count]:
             file = self.opened(ref)
             os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             file.close()
 
     def can_drop(self) -> bool:
-        """Say whether the system forgets when asked; asking about a page reads it, so once only."""
+        """Return whether the system drops pages on request; call it once, as it reads pages."""
         if not (hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")):
             return False
         self.drop(PROBED_FILES)
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def write_library(folder: Path, spec: ModelCacheSpec, tokens_count: int) -> Library:
-    """Write a context's full blocks of arbitrary contents as a node does."""
+    """Write a context's full blocks, with arbitrary contents, as a node does."""
     say(f"writing {spec.kv_bytes(tokens_count) / 1e9:.2f} GB")
     disk = PosixDisk(folder, "full")
     disk.recover()
@@ -187,7 +187,7 @@ def measure(library: Library, tokens_count: int, rounds: int, *, cold: bool) -> 
 
 
 def raw_read(library: Library, buffer: Place, threads: int) -> None:
-    """Read the payloads of as many files as fill `buffer`, each by one system call, and sum up."""
+    """Read payloads of as many files as fill `buffer`, each by one system call, with checksums."""
     size = library.kv_bytes(BLOCK_TOKENS)
 
     def read(index: int) -> None:
@@ -195,7 +195,7 @@ def raw_read(library: Library, buffer: Place, threads: int) -> None:
         into = buffer[index * size : (index + 1) * size]
         count = os.preadv(file.descriptor, [into.data], file.start)
         file.close()
-        assert count == size, "a regular file is read whole"
+        assert count == size, "the file is too short"
         payload_checksum([into.data])
 
     count = buffer.nbytes // size
@@ -203,24 +203,24 @@ def raw_read(library: Library, buffer: Place, threads: int) -> None:
 
 
 def restore(library: Library, cache: ResidentCache) -> None:
-    """Bring the beginning of the context into `cache` as a node does before it decodes."""
+    """Restore the beginning of the context into `cache` as a node does before it decodes."""
     count = cache.leaves[0].capacity_tokens
     cache.rewind(0)
     layout = library.layout.cut(count)
     loaded = load_layout(library.store, TENANT, library.ids, layout, cache)
-    assert loaded.tokens_count == count, "every block is sound"
+    assert loaded.tokens_count == count, "a block is damaged"
 
 
 def _allocated_s(library: Library, tokens_count: int) -> float:
     def whole() -> None:
         restore(library, ResidentCache(library.spec, tokens_count))
-        mx.clear_cache()  # so that the next one pays for its memory again
+        mx.clear_cache()  # so that the next one allocates its memory again
 
     return min(_seconds(whole) for _ in range(2))
 
 
 def _gain(rounds: Sequence[dict[int, float]]) -> float:
-    """Return how much faster all threads are than one, each round for itself."""
+    """Return the speed-up of all threads over one, for each round."""
     return statistics.median(times[THREADS[0]] / times[THREADS[-1]] for times in rounds)
 
 
@@ -246,5 +246,5 @@ def _is_cached(descriptor: int, start: int) -> bool:
         return os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT) == 1
     except BlockingIOError:
         return False
-    except OSError:  # a file system that cannot tell, such as one in memory
+    except OSError:  # a file system that cannot report it, such as one in memory
         return True

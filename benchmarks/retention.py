@@ -1,7 +1,7 @@
-"""Which agents to let go: the node's own choice, by different ranks, on simulated workloads.
+"""Choice of agents to evict, by the node's own code with different ranks, on simulated workloads.
 
-The figure is the share of reusable tokens that were still there when they were wanted: 1 with
-room for everything. Runs `fabric.retention.choose`, the code that nodes run, without models.
+The figure is the share of reusable tokens that were still cached when needed: 1 with room for
+everything. It runs `fabric.retention.choose`, the code that nodes run, without models.
 """
 
 import argparse
@@ -25,7 +25,7 @@ Rank = Callable[[Candidate], float]
 
 
 LRU, CHOSEN, IDEAL = "recency (LRU)", "benefit", "knowing the future"
-# Ranks that know more than a node does, or less, are methods of the simulation.
+# Ranks with more or less information than a node has are methods of the simulation.
 RANKS = (LRU, "frequency", "hyperbolic", "benefit, fixed probability", CHOSEN, IDEAL)
 
 
@@ -38,26 +38,26 @@ class _Kept:
 
 @dataclass(slots=True)
 class Score:
-    """Tokens of one tenant: wanted again, and found."""
+    """Tokens of one tenant that were needed again, and those of them that were cached."""
 
     wanted: int = 0
     found: int = 0
 
     @property
     def share(self) -> float:
-        """The part of what was wanted that was found."""
+        """Share of the needed tokens that were cached."""
         return self.found / max(1, self.wanted)
 
 
 @dataclass(slots=True)
 class Simulation:
-    """One node's tier under one workload; a byte here is a token's worth."""
+    """One node's tier under one workload; one byte stands for one token."""
 
     workload: Workload
     rank_name: str
     now_s: float = 0.0
     scores: dict[str, Score] = field(default_factory=dict)
-    _future: dict[str, list[float]] = field(default_factory=dict)  # agent: its turns' times
+    _future: dict[str, list[float]] = field(default_factory=dict)  # times of turns, by agent
     _reuse: ReuseProbability = field(default_factory=ReuseProbability)
     _kept: dict[AgentKey, _Kept] = field(default_factory=dict)
     _seen: dict[AgentKey, int] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Simulation:
         return self._by_frequency(candidate) / (1.0 + age_s)
 
     def _by_next_turn(self, candidate: Candidate) -> float:
-        """Rank by when the next turn will really come: no node can."""
+        """Rank by the true time of the next turn, which no node knows."""
         coming = (t for t in self._future[candidate.key[1]] if t > self.now_s)
         wait_s = min(coming, default=float("inf")) - self.now_s
         return candidate.saves_s / candidate.size_bytes / (wait_s + 1e-9)

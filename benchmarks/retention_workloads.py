@@ -1,7 +1,7 @@
 """Seeded workloads of agents for the retention benchmark.
 
-Seconds and tokens are invented, but shaped like what agents do: bursts of tool calls, pauses
-for people, one-shot side requests, long contexts that rest for hours.
+Seconds and tokens are invented, with the shapes of agents' work: bursts of tool calls, pauses for
+people, one-shot side requests, long contexts that rest for hours.
 """
 
 import math
@@ -14,23 +14,23 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One turn: the tokens that the agent's memory holds after it."""
+    """One turn, with the tokens in the agent's memory after it."""
 
     at_s: float
     tenant: str
     agent: str
     tokens: int
-    group: str = ""  # whose tokens the context begins with
+    group: str = ""  # the group whose tokens begin the context
     shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Turns by time, and the room for them."""
+    """Turns by time, and the budget for their tokens."""
 
     asks: tuple[Ask, ...]
     budget_tokens: int
-    fixed_tokens: int = 0  # an agent's constant part (recurrent states), in tokens' worth
+    fixed_tokens: int = 0  # an agent's constant part (recurrent states), in tokens
 
 
 def _lognormal(rng: random.Random, median: float, spread: float) -> float:
@@ -63,7 +63,7 @@ def _workload(asks: list[Ask], budget_tokens: int, fixed_tokens: int = 0) -> Wor
 
 
 def agent_loops(rng: random.Random, scale: float) -> Workload:
-    """Coding agents: bursts of tool calls, a third resumed after a pause, the rest never."""
+    """Return coding agents: bursts of tool calls, a third resumed after a pause, the rest never."""
     asks: list[Ask] = []
     for index in range(round(150 * scale)):
         name, kind = f"loop-{index}", f"tools-{rng.randrange(3)}"
@@ -82,7 +82,7 @@ def agent_loops(rng: random.Random, scale: float) -> Workload:
 
 
 def fan_out(rng: random.Random, scale: float) -> Workload:
-    """A planner hands its context to workers; they take a few turns, then it continues."""
+    """Return planners that fork workers, which take a few turns before the planner continues."""
     asks: list[Ask] = []
     for index in range(round(30 * scale)):
         start_s, tokens = rng.uniform(0, 3 * HOUR_S * scale), rng.randrange(8_000, 30_000)
@@ -101,13 +101,13 @@ def fan_out(rng: random.Random, scale: float) -> Workload:
 
 
 def scan(rng: random.Random, scale: float) -> Workload:
-    """Steady agents beside a stream of one-shot prompts that are never repeated."""
+    """Return steady agents beside a stream of one-shot prompts that are never repeated."""
     end_s = 3 * HOUR_S * scale
     return _workload([*_steady(rng, 25, end_s, "a"), *_one_shots(rng, end_s, 6.0, "a")], 420_000)
 
 
 def idle_giants(rng: random.Random, scale: float) -> Workload:
-    """Long contexts that rest for an hour beside small chats; every agent has a large state."""
+    """Return long contexts that rest for an hour beside small chats, all with large states."""
     end_s = 10 * HOUR_S * scale
     asks: list[Ask] = []
     for index in range(8):
@@ -121,7 +121,7 @@ def idle_giants(rng: random.Random, scale: float) -> Workload:
 
 
 def two_tenants(rng: random.Random, scale: float) -> Workload:
-    """Tenant b's steady agents fit half the budget; tenant a floods the whole of it."""
+    """Return steady agents of tenant b that fit half the budget, and a flood by tenant a."""
     end_s = 3 * HOUR_S * scale
     return _workload([*_steady(rng, 10, end_s, "b"), *_one_shots(rng, end_s, 3.0, "a")], 420_000)
 

@@ -1,9 +1,9 @@
-"""What the router itself costs: CPU time of decisions, of periodic work, and bytes of heartbeats.
+"""Cost of the router itself: CPU time of decisions and of periodic work, and bytes of heartbeats.
 
     decision   the snapshot of a turn and its placement, for named, continued and new agents
-    regret     seconds that the chosen node costs more than the best of all nodes
+    regret     extra seconds of the chosen node over the best of all nodes
     periodic   the longest step of each background task, and its CPU time per second
-    streams    CPU time of a streamed token, and what the router adds to the first one
+    streams    CPU time of a streamed token, and time added to the first one
 
 The router's own services over nodes in memory (`benchmarks/router_fleet.py`); no model runs.
 """
@@ -46,10 +46,10 @@ DECISIONS, QUICK_DECISIONS = 1_500, 60
 # Nodes and agents of a fleet.
 FLEETS = ((4, 1_000), (4, 10_000), (4, 100_000), (32, 10_000), (1_000, 10_000), (1_000, 100_000))
 QUICK_FLEETS = ((4, 400), (32, 400))
-REPLICATED, QUICK_REPLICATED = (32, 10_000), (4, 400)  # measured with a replica of each agent, too
+REPLICATED, QUICK_REPLICATED = (32, 10_000), (4, 400)  # also measured with a replica of each agent
 DECIDED, QUICK_DECIDED = (4, 32, 1_000), (4, 32)  # nodes
 QUEUE_S = 20.0  # of owners that agents may leave
-PASSES = 3  # with the same work: a long step of the router's own is in each of them
+PASSES = 3  # of the same work: a long step of the router's own occurs in each of them
 PERIODIC_S, QUICK_PERIODIC_S = 4.0, 0.5  # of each pass
 DECISION_MS_MAX = 1.0
 REGRET_MAX = 0.01
@@ -91,8 +91,8 @@ async def _run(arguments: argparse.Namespace) -> Report:
             label = f"{nodes} nodes, {agents} agents{', replicas: 1' if replicas else ''}"
             say(label)
             settings = RouterSettings(replicas=replicas)
-            gc.unfreeze()  # what the fleet before has left
-            keep_pauses_short()  # as a router does once it is ready, before most lists arrive
+            gc.unfreeze()  # garbage of the fleet before
+            keep_pauses_short()  # as a router does when it becomes ready, before most lists arrive
             fleet = await start_fleet(http, nodes, agents, arguments.seed, settings)
             if nodes in decided and not replicas:
                 decided.discard(nodes)
@@ -121,7 +121,7 @@ async def _run(arguments: argparse.Namespace) -> Report:
 def _quietest(
     passes: Sequence[Mapping[str, dict[str, float]]], figure: str
 ) -> dict[str, dict[str, float]]:
-    """Return each row as it is in the pass in which a figure of it is the least."""
+    """Return each row from the pass in which one of its figures is smallest."""
     names = dict.fromkeys(name for each in passes for name in each)
     rows = {name: [each[name] for each in passes if name in each] for name in names}
     return {name: min(found, key=lambda row: row[figure]) for name, found in rows.items()}
@@ -136,7 +136,7 @@ def _decision_limits(rows: Mapping[str, Mapping[str, float]], nodes: int) -> Ite
 
 
 def measure_heartbeats(seed: int) -> tuple[dict[str, dict[str, float]], list[Limit]]:
-    """Return the bytes of heartbeats, sent and received, and what a turn adds to them."""
+    """Return the bytes of heartbeats, sent and received, and the bytes that a turn adds."""
     rows: dict[str, dict[str, float]] = {}
     for peers in BEAT_PEERS:
         node = MemoryNode(0, 0, random.Random(seed))
@@ -159,7 +159,7 @@ def measure_heartbeats(seed: int) -> tuple[dict[str, dict[str, float]], list[Lim
 
 
 def _beat_bytes(node: MemoryNode) -> float:
-    """Return the bytes of a heartbeat of a router that has heard the node's first view."""
+    """Return the bytes of a heartbeat after the node's first view has arrived."""
     call = encode_call(DescribeChanges(1, 1, 1))
     return float(len(_answer(node, encode_call(DescribeChanges())) and _answer(node, call)))
 
@@ -180,7 +180,7 @@ def _list_bytes(node: MemoryNode) -> float:
 
 
 def measure_decisions(fleet: BenchFleet, count: int, seed: int) -> dict[str, dict[str, float]]:
-    """Return the time of a decision with its snapshot, and the regret of those among a few."""
+    """Return the time of a decision with its snapshot, and the regret of some decisions."""
     draw = random.Random(f"{seed}:turns")
     agents = [agent for node in fleet.nodes for agent in node.agents]
     kinds: dict[str, _Kind] = {
@@ -196,7 +196,7 @@ def measure_decisions(fleet: BenchFleet, count: int, seed: int) -> dict[str, dic
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Turns to decide on: their agents, none for new ones, and the queue at the owners."""
+    """Kind of turns to place: their agents, none for new ones, and the queue at the owners."""
 
     agents: list[AgentSketch]
     is_named: bool
@@ -225,7 +225,7 @@ def _time_decisions(
                 whole = snapshots.of_turn(router, turn, is_whole=True)
                 costs = costs_of_nodes(snapshots.facts_of(turn), whole)
                 regrets.append(_regret(costs, decision.node))
-                gc.collect(1)  # here, not within a decision: this made many objects
+                gc.collect(1)  # outside the timing: this created many objects
             entry = router.ledger.begin(decision.node, decision.prefill_s, cold=True)
             if draw.random() < 0.9:
                 router.ledger.end(entry)
@@ -238,14 +238,14 @@ def _time_decisions(
 
 
 def _regret(costs: Mapping[NodeName, float], chosen: NodeName) -> float:
-    """Return how much more than the best the chosen node costs, beyond what counts as equal."""
+    """Return the relative extra cost of the chosen node over the best, beyond the tolerance."""
     best_s = min(costs.values())
     return max(0.0, costs[chosen] - max(best_s + 0.15, 1.1 * best_s)) / max(best_s, 1e-9)
 
 
 async def measure_periodic(fleet: BenchFleet, seconds: float) -> dict[str, dict[str, float]]:
-    """Run the router's background work; return the steps of its tasks."""
-    fleet.clock.let_go()
+    """Run the router's background work; return its tasks' steps."""
+    fleet.clock.release()
     times = StepTimes()
     times.install()
     work = asyncio.create_task(fleet.services.run())
@@ -267,7 +267,7 @@ async def measure_periodic(fleet: BenchFleet, seconds: float) -> dict[str, dict[
 
 
 async def _read_whole_list(fleet: BenchFleet) -> None:
-    """Read a node's whole list, as is done every ten minutes."""
+    """Read a node's whole list, as the router does every ten minutes."""
     membership = fleet.services.fleet.membership
     await membership.heartbeat(membership.members[0], relist=True)
 

@@ -1,7 +1,7 @@
-"""A router over nodes in memory: its own services, which are fed by encoded calls alone.
+"""A router over nodes in memory: its own services, connected by encoded calls only.
 
-The nodes have no model and no sockets. They answer in tasks of their own, so that a
-router's CPU time is its own.
+The nodes have no model and no sockets. They answer in separate tasks, so that the router's CPU
+time can be measured alone.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from router.turn_request import TurnRequest
 
 MODEL = "bench"
 TENANT = TenantId("bench")
-PIECES = 100  # of an agent's sketch: 51 KB of text, 12,800 tokens
+PIECES = 100  # chunks of an agent's sketch: 51 KB of text, 12,800 tokens
 PIECE_BYTES = 512
-HEAD_PIECES = 32  # that all agents begin with
-NEW_PIECES = 4  # of a turn
-AGENTS_PER_PART = 22  # of a list, with whole sketches: as a node sends
+HEAD_PIECES = 32  # shared by all agents at their beginning
+NEW_PIECES = 4  # of one turn
+AGENTS_PER_PART = 22  # of a list with whole sketches, as a node sends it
 LISTS_AT_ONCE = 16
 PREFILL = (300.0, 800.0, 1_200.0)  # tokens per second, of three classes of machine
 _KEY = bytes(32)
@@ -52,13 +52,13 @@ _NEVER = 1e9
 
 
 class HeldClock:
-    """Clock that stands still until it is let go, so that no lease ends while nothing beats."""
+    """Clock that stands still until released, so that no lease expires before heartbeats begin."""
 
     def __init__(self) -> None:
         self._held_s: float | None = time.monotonic()
         self._lag_s = 0.0
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Continue the clock from its present time."""
         if self._held_s is not None:
             self._lag_s, self._held_s = time.monotonic() - self._held_s, None
@@ -71,7 +71,7 @@ class HeldClock:
 
 
 class MemoryNode:
-    """Node that answers a router's calls from memory."""
+    """Node in memory that answers a router's calls."""
 
     def __init__(self, number: int, agents_count: int, draw: random.Random) -> None:
         self.name = NodeName(f"node-{number:04}")
@@ -103,10 +103,10 @@ class MemoryNode:
             free=TierBytes(8 << 30, 64 << 30),
         )
         self.history = ViewHistory()
-        self._agents_count = agents_count  # whose changes are those of the node's start
+        self._agents_count = agents_count  # changes are numbered from the node's start
 
     def measure(self, peers: list["MemoryNode"]) -> None:
-        """Have the node report a link to each of its peers."""
+        """Add a measured link to each peer to the node's reports."""
         links = (
             LinkView(
                 peer.name,
@@ -135,8 +135,8 @@ class MemoryNode:
         self.view = replace(self.view, changes=self.view.changes + 1)
 
     def _list_changes(self, since: int) -> AgentChanges:
-        """Return the agents that changed, the oldest change first, a part at a time."""
-        first = self.view.changes - len(self.agents)  # agents changed once each after it
+        """Return the next part of the changed agents, the oldest change first."""
+        first = self.view.changes - len(self.agents)  # each of these agents changed once after it
         listed = self.agents[max(0, since - first) :][:AGENTS_PER_PART]
         upto = max(first, since) + len(listed)
         rows = tuple(
@@ -146,7 +146,7 @@ class MemoryNode:
         return AgentChanges(1, upto, since, rows, None, upto < self.view.changes or None)
 
     def _row(self, item: AgentSketch, *, has_sketch: bool) -> AgentRow:
-        """Return an agent's row; what changed since a list is a message at its end."""
+        """Return an agent's row; after a list, changes are messages at its end."""
         if has_sketch:
             return AgentRow.of(item)
         kept = len(item.sketch) - NEW_PIECES
@@ -213,7 +213,7 @@ async def start_fleet(
     *,
     http_url: str | None = None,
 ) -> BenchFleet:
-    """Return a router that has heard all nodes and all their agents; turns go to `http_url`."""
+    """Return a router that knows all nodes and all their agents; turns go to `http_url`."""
     draw = random.Random(f"{seed}:{nodes_count}")
     nodes = [MemoryNode(n, agents_count // nodes_count, draw) for n in range(nodes_count)]
     for number, node in enumerate(nodes):
@@ -236,14 +236,14 @@ async def start_fleet(
     membership = services.fleet.membership
     await membership.discover()
     await asyncio.gather(*(membership.heartbeat(m, _NEVER) for m in membership.members))
-    while left := membership.unreported():  # lists that took too long beside all the others
-        members = [membership.find(name) for name in left[:LISTS_AT_ONCE]]
+    while unreported_names := membership.unreported():  # lists that timed out beside all the others
+        members = [membership.find(name) for name in unreported_names[:LISTS_AT_ONCE]]
         await asyncio.gather(*(membership.heartbeat(m, _NEVER) for m in members if m))
     return BenchFleet(services, nodes, clock)
 
 
 def turn_of(agent: AgentSketch | None, *, named: bool, draw: random.Random) -> TurnRequest:
-    """Return the next turn of an agent, or the first of a new one with everybody's head."""
+    """Return the next turn of an agent, or the first turn of a new agent with the shared head."""
     if agent is not None:
         sketch: tuple[int, ...] = (*agent.sketch, draw.getrandbits(64), draw.getrandbits(64))
     else:

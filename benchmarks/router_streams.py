@@ -1,6 +1,6 @@
-"""What a stream costs in the router: CPU time per token, and time added to the first token.
+"""Cost of a stream in the router: CPU time per token, and time added to the first token.
 
-A node in a process of its own streams answers without a model, clients in another one read them,
+A node in its own process streams answers without a model, clients in another process read them,
 and the router between them runs alone in this one.
 """
 
@@ -39,10 +39,10 @@ from router.fleet.node_http import NodeHttp
 from router.serve import http_config
 
 STREAMS, QUICK_STREAMS = 200, 20
-TOKENS: Final = (10, 60)  # of each stream: what the longer ones cost more is their tokens' cost
+TOKENS: Final = (10, 60)  # of each stream: the extra cost of the longer ones is their tokens' cost
 QUICK_TOKENS: Final = (5, 15)
 TOKEN_S: Final = 0.1  # between the tokens of a stream
-PROBES, QUICK_PROBES = 200, 20  # requests of one token, one after the other
+PROBES, QUICK_PROBES = 200, 20  # sequential requests of one token
 NODE: Final = NodeName("node-0000")  # as MemoryNode names the first one
 _SPAWN: Final = multiprocessing.get_context("spawn")
 
@@ -113,14 +113,14 @@ async def _serving(http: NodeHttp, node_url: str) -> AsyncIterator[str]:
     """Serve a router with one node, whose turns go to another process."""
     settings = RouterSettings()
     fleet = await start_fleet(http, 1, 0, 0, settings, http_url=node_url)
-    fleet.clock.let_go()
+    fleet.clock.release()
     app = build_app(settings, fleet.services)
     config = http_config(app)
     config.host, config.port = "127.0.0.1", 0
     server = uvicorn.Server(config)
     tasks = [asyncio.create_task(server.serve()), asyncio.create_task(fleet.services.run())]
     try:
-        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        while not server.started:  # noqa: ASYNC110 - uvicorn sends no event
             await asyncio.sleep(0.01)
         await _settle(fleet)
         port = server.servers[0].sockets[0].getsockname()[1]
@@ -156,10 +156,10 @@ async def _run_node(router: Connection) -> None:
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:
-    """Stream an answer whose first token says when the request came, and when it was sent."""
+    """Stream an answer whose first token has the times of the request's arrival and its own."""
     came_s = time.monotonic()
     turn = from_plain(GenerateRequest, parse_json(await request.read()), "request")
-    assert turn.identity.agent is not None, "every request names its agent"
+    assert turn.identity.agent is not None, "the request names no agent"
     response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
     await response.prepare(request)
     agent, epoch, tokens = turn.identity.agent, turn.epoch or 1, turn.sampling.max_tokens
@@ -215,7 +215,7 @@ async def _probe(
 
 
 async def _stream(session: aiohttp.ClientSession, url: str, agent: str, tokens: int) -> float:
-    """Read one answer; return the seconds to its first token that the node did not spend."""
+    """Read one answer; return the seconds to its first token without the node's own."""
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": f"{agent} asks"}],
@@ -233,5 +233,5 @@ async def _stream(session: aiohttp.ClientSession, url: str, agent: str, tokens: 
                 if text:
                     at_node_s, from_node_s = map(float, text.split())
                     added_s = (came_s - sent_s) - (from_node_s - at_node_s)
-    assert added_s is not None, "an answer has a first token"
+    assert added_s is not None, "the answer has no token"
     return added_s

@@ -1,4 +1,4 @@
-"""Results in a folder: each as JSON, as a Markdown page and, where it has charts, as PNG."""
+"""Results in a folder: each as JSON, as a Markdown page and, if it has charts, as PNG."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ _HIDDEN_OPTIONS = ("--json", "--keep", "--report")
 
 
 def options_shown(argv: Sequence[str]) -> list[str]:
-    """Return the options that change what is measured."""
+    """Return the options that affect the measurement."""
     shown: list[str] = []
     words = iter(argv)
     for word in words:
@@ -26,7 +26,7 @@ def options_shown(argv: Sequence[str]) -> list[str]:
 
 
 def save(record: Mapping[str, Any], folder: Path) -> None:
-    """Write a result, and what people read of it."""
+    """Write a result, and its page and charts."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{record['name']}.json"
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -117,7 +117,7 @@ def _text(value: Any) -> str:
 
 
 def _draw(chart: Mapping[str, Any], path: Path) -> Path:
-    from matplotlib.figure import Figure  # a second to load, which only this needs
+    from matplotlib.figure import Figure  # takes a second to load, and only charts need it
 
     figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()

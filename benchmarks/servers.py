@@ -1,4 +1,4 @@
-"""Servers that benchmarks start: `macfabric up`, and others with an OpenAI endpoint."""
+"""Servers started by benchmarks: `macfabric up`, and others with an OpenAI endpoint."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from typing import Final
 
 from benchmarks.report import open_directly, say
 
-START_S = 300.0  # a model of gigabytes, and the first start of a new environment
+START_S = 300.0  # for a model of gigabytes, and the first start of a new environment
 STOP_S = 60.0
-# Settings with which the benchmark alone moves agents, and disks are not waited for.
+# Settings with which only the benchmark moves agents, and turns do not wait for disks.
 UNDISTURBED: Final[Mapping[str, object]] = MappingProxyType(
     {
         "router": {"moves_idle_agents": False},
@@ -30,7 +30,7 @@ _LOG_TAIL_CHARS = 2_000
 
 
 class ServerError(RuntimeError):
-    """A server that did not start, with the end of its log."""
+    """A server did not start, with the end of its log."""
 
 
 def free_port() -> int:
@@ -47,9 +47,9 @@ def running_server(
     folder: Path,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server, ready to answer, until the block ends; raise ServerError if it does not start.
+    """Run a server for a block of code; raise ServerError if it does not become ready.
 
-    It is ready once `health`, a path, answers. `folder` is where it runs and logs.
+    It is ready once the path `health` answers. It runs and logs in `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
@@ -92,7 +92,7 @@ def _stop(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
 @contextmanager
 def short_folder() -> Iterator[Path]:
     """Provide a temporary folder with a path short enough for the sockets of Ray."""
-    parent = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - only its owner may enter
+    parent = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - private to its owner
     with tempfile.TemporaryDirectory(prefix="mf-bench-", dir=parent) as folder:
         yield Path(folder)
 
@@ -101,9 +101,9 @@ def short_folder() -> Iterator[Path]:
 def running_fabric(
     model: str, *, nodes: int = 1, data: Path | None = None, settings: Mapping[str, object] = {}
 ) -> Iterator[str]:
-    """Run `macfabric up`, and yield its address; `settings` are those of its configuration.
+    """Run `macfabric up` with these settings, and yield its address.
 
-    Its data are lost afterwards unless they have a folder of their own.
+    Its data are removed afterwards unless `data` is their folder.
     """
     with short_folder() as folder:
         config = folder / "cluster.yaml"
@@ -121,7 +121,7 @@ def running_fabric(
 
 
 def _ready_url(process: subprocess.Popen[str], log: Path) -> str:
-    assert process.stdout is not None, "it is a pipe"
+    assert process.stdout is not None, "its output must be a pipe"
     for line in process.stdout:
         event = json.loads(line) if line.startswith("{") else {}
         if event.get("url"):

@@ -1,7 +1,7 @@
-"""A loopback interface of this thread's own, on which `tc` limits what chosen ports send.
+"""A loopback interface of this thread, on which `tc` limits the send rate of chosen ports.
 
-The kernel shapes only the data planes of nodes in this process; requests of clients and routers
-pass at full speed. Needs root on Linux. Threads that are started within the block belong to it.
+Only the data planes of nodes in this process are shaped; requests of clients and routers pass at
+full speed. It needs root on Linux. Threads started within the block use it, too.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ from benchmarks.namespaces import run
 _CLONE_NEWNET = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _OWN = "/proc/thread-self/ns/net"
-_MTU_BYTES, _BURST_BYTES = 1_500, 8 * 1024  # more would let a small transfer pass unlimited
+_MTU_BYTES, _BURST_BYTES = 1_500, 8 * 1024  # more would exempt small transfers from the limit
 
 
 @contextmanager
 def own_loopback() -> Iterator[None]:
-    """Give this thread a network namespace of its own, and take it back."""
+    """Move this thread into a new network namespace for a block of code."""
     before = os.open(_OWN, os.O_RDONLY)
     try:
         _check(_LIBC.unshare(_CLONE_NEWNET), "unshare")
@@ -33,7 +33,7 @@ def own_loopback() -> Iterator[None]:
 
 
 def shape_ports(ports: Iterable[int], rate_mbit: float) -> None:
-    """Limit what is sent from each of these ports, all together, to a rate."""
+    """Limit the total send rate of these ports."""
     run("tc", "qdisc", "del", "dev", "lo", "root", check=False)
     run("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "1")
     free = ("htb", "rate", "100gbit", "quantum", "60000")

@@ -1,11 +1,11 @@
-"""A long prompt whose beginning another node has: its first token, against the link and computing.
+"""Time to first token of a long prompt whose head another node has cached, over several links.
 
-Two real nodes in this process, at speeds that `benchmarks/paced_engine.py` keeps, over a loopback
+Two real nodes run in this process, at speeds set by `benchmarks/paced_engine.py`, over a loopback
 that the kernel limits to the stated rate (`benchmarks/shaped_loopback.py`). An agent's turn
-computes the beginning on one node; then another agent begins with it on the other one.
+computes the head on one node; then another agent on the other node begins with the same head.
 
     bound       1.3 x (30 ms + bytes / (0.8 x rate)) + the rest of the prompt + one step
-    too slow    a link over which the bytes take longer than computing: nothing may be fetched
+    too slow    a link over which the bytes take longer than computing: no head may be fetched
 """
 
 import argparse
@@ -37,7 +37,7 @@ PREFILL_TOKENS_PER_S, DECODE_STEPS_PER_S = 400.0, 30.0
 HEAD_TOKENS, QUICK_HEAD_TOKENS = 3_072, 1_024
 TAIL_TOKENS = 64
 LINKS_MBIT, QUICK_LINKS_MBIT = (2.0, 4.0, 8.0, 16.0), (8.0,)
-SLOW_MBIT, SLOW_PREFILL_TOKENS_PER_S = 0.75, 600.0  # the bytes take longer than computing
+SLOW_MBIT, SLOW_PREFILL_TOKENS_PER_S = 0.75, 600.0  # transferring takes longer than computing
 REPEATS, QUICK_REPEATS = 3, 1
 NODES = ("lender", "borrower")
 MEASURED_S = 180.0
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _measure(model: Path, mbit: float, parameters: dict[str, Any]) -> Figures:
-    """Return what each repeat took over a link of this rate."""
+    """Return the samples of all repeats over a link of this rate."""
     speed = SLOW_PREFILL_TOKENS_PER_S if mbit == SLOW_MBIT else PREFILL_TOKENS_PER_S
     paces = Paces([Pace(speed, DECODE_STEPS_PER_S) for _ in NODES])
     figures: Figures = {}
@@ -115,7 +115,7 @@ def _await_rate(fabric: LocalFabric) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two agents with one beginning, on two nodes, and the bytes that went between them."""
+    """Two agents with one head, on two nodes, and the bytes sent between them."""
 
     first: ChatAnswer
     second: ChatAnswer

@@ -1,8 +1,8 @@
-"""`make bench-smoke`: run every benchmark for seconds, and name the figures that got worse.
+"""`make bench-smoke`: run every benchmark for seconds, and report the figures that got worse.
 
-Judged are the figures of the limits: ratios and counts of one run, which a slow or a busy machine
-changes less than seconds. One that is worse than the committed one by more than a tolerance is
-measured once more, and the better of both counts.
+Only figures with limits are compared: ratios and counts of one run, which a slow or busy machine
+affects less than seconds. A figure that is worse than the committed one by more than a tolerance is
+measured again, and the better of both counts.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Limits = dict[str, dict[str, Any]]  # by their statement
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; exit status 1 if a figure got worse or a benchmark failed."""
+    """Run the command line; return exit status 1 if a figure got worse or a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
     parser.add_argument("--update", action="store_true", help="commit what is measured instead")
@@ -72,7 +72,7 @@ def _measured(name: str) -> Limits | None:
 
 
 def _judged(name: str, committed: Limits, measured: Limits, tolerance: float) -> list[str]:
-    """Return what got worse, also when it is measured again."""
+    """Return the figures that are worse in both measurements."""
     if not set(worse(committed, measured, tolerance)):
         return []
     say(f"{name}: measuring again")

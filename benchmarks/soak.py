@@ -2,8 +2,8 @@
 
 Agents by name, by group and by content; greedy and seeded sampling, stop strings, log
 probabilities; clients that hang up at any moment; erasures and dropped caches in between.
-Afterwards the store must be whole, nothing may stay pinned or reserved, and memory must be
-what it was after the first quarter.
+Afterwards the store must be consistent, nothing may stay pinned or reserved, and memory must not
+exceed its level after the first quarter.
 """
 
 import argparse
@@ -48,9 +48,9 @@ QUICK_REQUESTS = 30
 TOGETHER = 8
 TENANTS = ("default", "other")
 AGENTS = 12
-_epochs = itertools.count(1 << 24, 1 << 16)  # each erasure above all turns so far
+_epochs = itertools.count(1 << 24, 1 << 16)  # each erasure has a higher epoch than all turns so far
 MEMORY_RATIO_MAX = 1.10
-HOT_BYTES = 4 << 20  # a few agents: the others are evicted and restored all the time
+HOT_BYTES = 4 << 20  # for a few agents: the others are evicted and restored all the time
 _WORDS = [
     "the",
     "cat",
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened, and how much memory was held when."""
+    """Counts of events, and samples of memory."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     resident_bytes: list[int] = field(default_factory=list)
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> Report:
             work = _drive(service, count, arguments.seed, tally)
             asyncio.run_coroutine_threadsafe(work, service._loop).result()  # noqa: SLF001
             problems = _problems(service)
-            left = _left(service)
+            leaked_bytes = _leaked_bytes(service)
         finally:
             service.stop()
     quarter = max(1, len(tally.active_bytes) // 4)
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> Report:
     limits = [
         Limit("problems found in the store", len(problems), 0, is_least=False),
         Limit("failed requests", tally.outcomes["failed"], 0, is_least=False),
-        Limit("memory still reserved or pinned [bytes, blocks]", left, 0, is_least=False),
+        Limit("memory still reserved or pinned [bytes, blocks]", leaked_bytes, 0, is_least=False),
     ]
     if not arguments.quick:
         limits += [Limit(name, r, MEMORY_RATIO_MAX, is_least=False) for name, r in ratios.items()]
@@ -165,7 +165,7 @@ def _erasure(tenant: TenantId, agent: str, rng: random.Random) -> EraseAgent:
 
 
 async def _erase_unnamed(service: NodeService, rng: random.Random) -> None:
-    """Keep the population steady: conversations without a name of their own come and go."""
+    """Erase unnamed conversations, to keep the number of agents steady."""
     for agent in list(service.node.resources.table):
         tenant, name = agent.key
         if name.startswith("auto-") or "~" in name:
@@ -184,7 +184,7 @@ async def _request(
 ) -> None:
     request, key = _make_request(rng, histories)
     hang_up_after = rng.choice([None, None, None, 0, 1, 5])
-    text, seen = "", 0
+    text, events_count = "", 0
     events = service.node.turns.serve(request)
     try:
         async for event in events:
@@ -194,8 +194,8 @@ async def _request(
             if isinstance(event, Finished):
                 tally.outcomes["finished"] += 1
             if isinstance(event, Delta):
-                text, seen = text + event.text, seen + 1
-            if hang_up_after is not None and seen >= hang_up_after:
+                text, events_count = text + event.text, events_count + 1
+            if hang_up_after is not None and events_count >= hang_up_after:
                 tally.outcomes["hung up"] += 1
                 return
     except FabricError as error:
@@ -243,8 +243,8 @@ def _problems(service: NodeService) -> list[str]:
     return service.node.resources.store.blocks.check_integrity()
 
 
-def _left(service: NodeService) -> int:
-    """Count the memory that must be free by now."""
+def _leaked_bytes(service: NodeService) -> int:
+    """Return the leaked bytes: reservations, and blocks without a record."""
     node = service.node
     records = [agent.saved for agent in node.resources.table if agent.saved is not None]
     needed = {ref for record in records for ref in record.refs}
@@ -254,7 +254,7 @@ def _left(service: NodeService) -> int:
 
 
 def _resident_bytes() -> int:
-    """Return this process's resident memory; its peak where the system tells no more."""
+    """Return this process's resident memory, or its peak if only that is known."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * resource.getpagesize()

@@ -1,12 +1,12 @@
 """Compare answers from borrowed runs with those of the computed prompt.
 
     anew    a prompt of documents, computed from its start
-    taken   the same prompt, each document out of a prompt where others stood before it
-    absent  the prompt without its documents but for the last one: what knowing nothing of them says
+    taken   the same prompt, each document from a prompt with other documents before it
+    absent  the prompt with its last document only, without knowledge of the others
 
-A document that is taken has never seen what stands before it. So it is said how far the next
-tokens are from those of the prompt computed anew, by how many of the first tokens of each document
-are computed where they are; and how far one is who knows none of the others.
+The cache of a taken document was computed without the text before it. So the benchmark measures the
+distance of the next tokens from those of the prompt computed anew, by the number of first tokens of
+each document that are recomputed in place; and the distance without the other documents.
 """
 
 import argparse
@@ -30,8 +30,8 @@ DESCRIPTION = "next tokens of caches assembled from other contexts, and of the c
 MODEL = "prose"
 TRIALS, QUICK_TRIALS = 32, 1
 DOCUMENTS, DOCUMENT_TOKENS = 4, 128
-FOLLOWING_TOKENS = 16  # compared, as they follow in the text
-HEAD_TOKENS = 8  # in front, the same in all prompts
+FOLLOWING_TOKENS = 16  # tokens compared, which follow in the text
+HEAD_TOKENS = 8  # of the common head of all prompts
 RECOMPUTED = (0, 4, 16, 32, 64)  # of each document
 SAME_NATS_MAX = 1e-4
 NOTE = "what holds for a model of 3 layers need not hold for a large one, whose layers mix more"
@@ -49,11 +49,11 @@ class Trial:
 
     anew: np.ndarray
     absent: np.ndarray
-    taken: dict[int, np.ndarray]  # by the tokens of each document that were computed
+    taken: dict[int, np.ndarray]  # by the number of recomputed tokens of each document
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Draw documents, compute every memory, and say how far they are apart."""
+    """Draw documents, compute every memory, and measure their distances."""
     count = QUICK_TRIALS if arguments.quick else arguments.trials
     engine = load_model(MODEL).engine
     tokenizer = Tokenizer.from_file(str(model_folder(MODEL) / "tokenizer.json"))
@@ -108,7 +108,7 @@ def _drawn(text: Sequence[int], rng: random.Random, count: int) -> list[int]:
 def _taken(
     engine: Engine, prompt: Sequence[int], sources: Sequence[ResidentCache], recomputed: int
 ) -> ResidentCache:
-    """Assemble a prompt's cache from other caches, and compute what they lack."""
+    """Assemble a prompt's cache from other caches, and compute the missing tokens."""
     cache = engine.new_cache(len(prompt) + FOLLOWING_TOKENS)
     held, shifts = [], []
     for number, source in enumerate(sources):

@@ -1,8 +1,8 @@
-"""Compare computing and borrowing documents that every agent reads in another order.
+"""Compare computing and borrowing documents that each agent reads in another order.
 
-A first agent reads all documents. Then many others, one after the other, read them in orders of
-their own and are asked for a fact in one of them. Two arms: exact (only what a prompt begins with
-is reused) and anywhere (documents are taken from other places).
+A first agent reads all documents. Then many others, one after the other, read them in different
+orders and are asked for a fact in one of them. Two arms: exact (only prefixes are reused) and
+anywhere (documents are borrowed from other positions).
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn took and said."""
+    """Time and answer of one turn."""
 
     first_s: float
     prompt_tokens: int
@@ -135,10 +135,10 @@ def _note(rng: random.Random) -> str:
 def _ask(
     service: NodeService, arm: str, agent: str, documents: Sequence[Document], mode: EditMode
 ) -> Turn:
-    """Read documents in one message, and ask for what the first of them says."""
+    """Send documents in one message, and ask for the fact in the first of them."""
     read = "\n\n".join(document.text for document in documents)
-    asked = documents[0]
-    # Each arm is a tenant of its own: what others computed is not there.
+    source = documents[0]
+    # Each arm is its own tenant, without the others' caches.
     request = GenerateRequest(
         OperationId(f"benchmark-{next(_operations)}"),
         TenantId(arm),
@@ -148,11 +148,11 @@ def _ask(
             Message(MessageRole.SYSTEM, ("You remember what you are told.",)),
             Message(MessageRole.USER, (read,)),
             Message(MessageRole.ASSISTANT, ("Noted.",)),
-            Message(MessageRole.USER, (asked.question,)),
+            Message(MessageRole.USER, (source.question,)),
         ),
         edits=mode,
     )
-    work = _answer(service, request, asked.value)
+    work = _answer(service, request, source.value)
     return asyncio.run_coroutine_threadsafe(work, service._loop).result()  # noqa: SLF001
 
 

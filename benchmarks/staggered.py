@@ -1,8 +1,8 @@
-"""Two agents arrive one after the other: what the second waits, and what the first pays for it.
+"""Two agents arrive one after the other: the second one's wait, and the first one's delay.
 
     alone       each agent by itself
-    together    the second arrives while the first is computed or answers
-    in line     as if the second waited for the end of the first: arithmetic over `alone`
+    together    the second arrives during the first one's prefill or answer
+    in line     as if the second waited for the end of the first: computed from `alone`
 
 Source of the setup: "Agent Memory Below the Prompt" (2026), appendix F.
 """
@@ -79,7 +79,7 @@ class _Pairs:
         self._count = 0
 
     def measure(self, first: str, second: str) -> dict[str, list[float]]:
-        """Return what each round took, alone and together."""
+        """Return the seconds of each round, alone and together."""
         figures: dict[str, list[float]] = {}
         for _ in range(self._rounds):
             alone = [self._answer(*self._agent(state)) for state in (first, second)]

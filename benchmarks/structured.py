@@ -1,8 +1,8 @@
-"""Answers that a JSON schema prescribes against free ones, one and eight at once, on a real node.
+"""Answers constrained by a JSON schema against free ones, one and eight at once, on a real node.
 
-Likewise calls that must come, whose arguments fit a schema. All are asked of the same random model
-with a large vocabulary, and take turns with free ones. What is prescribed has no end within the
-tokens that are measured, so both are equally long.
+Likewise forced calls, whose arguments match a schema. All use the same random model with a large
+vocabulary, and alternate with free answers. The schema's values do not end within the measured
+tokens, so both are equally long.
 """
 
 import argparse
@@ -40,11 +40,11 @@ QUICK_MODEL = Geometry(128, 256, 1, 2, 1, 64, 8_192)
 BATCHES = (1, 8)
 TOKENS, QUICK_TOKENS = 32, 8
 ROUNDS = 6
-FIRST_ROUNDS = 30  # of answers of one token
+FIRST_ROUNDS = 30  # rounds of answers of one token
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
 
 RATE_RATIO_MIN = 0.9
-FIRST_RATIO_MIN = 0.95  # a first token may cost no more, but for what the machine does besides
+FIRST_RATIO_MIN = 0.95  # a first token should cost no more, apart from other load on the machine
 ITEM = {
     "type": "object",
     "properties": {
@@ -83,12 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Way(StrEnum):
-    """What is asked for, and what it is compared with."""
+    """Kind of answer, and the kind with which it is compared."""
 
     SCHEMA = "schema"
     FREE = "free"
     CALL = "call"
-    FREE_CHAT = "free_chat"  # the same messages and tools, and no call is read
+    FREE_CHAT = "free_chat"  # the same messages and tools, without parsing calls
 
     def request(self, number: int, tokens: int) -> GenerateRequest:
         """Return one agent's request."""
@@ -114,13 +114,13 @@ PAIRS = {"": (Way.SCHEMA, Way.FREE), "call_": (Way.CALL, Way.FREE_CHAT)}
 
 
 class Asker:
-    """Asks a node for answers, several at once."""
+    """Client that requests several answers at once from a node."""
 
     def __init__(self, service: NodeService) -> None:
         self._service = service
 
     def ask(self, way: Way, count: int, tokens: int) -> int:
-        """Have so many agents answer; return the tokens made."""
+        """Request `count` answers; return the number of tokens."""
         work = self._ask_all(way, count, tokens)
         return asyncio.run_coroutine_threadsafe(work, self._service._loop).result()  # noqa: SLF001
 
@@ -132,7 +132,7 @@ class Asker:
         events = [event async for event in self._service.node.turns.serve(request)]
         last = events[-1]
         assert isinstance(last, Finished), last
-        assert last.reason is FinishReason.LENGTH, "both answer with as many tokens"
+        assert last.reason is FinishReason.LENGTH, "answers differ in length"
         return last.completion_tokens
 
 
@@ -173,7 +173,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def limits(ratios: Mapping[str, float]) -> tuple[Limit, ...]:
-    """State what the ratios must keep."""
+    """Return the limits of the ratios."""
     clock = judged_clock()
     bounds = {
         **{f"batch_{n}": (f"tokens/s over a free answer's, batch of {n}", RATE_RATIO_MIN)

@@ -1,9 +1,9 @@
-"""How much of a link the data plane uses, between two emulated Macs.
+"""Share of a link that the data plane uses, between two emulated Macs.
 
-Both ends are processes of their own, each in a network namespace, with the node's own server,
-block store and fetch; `tc` shapes the links between them. Beside every figure stands what iperf3
-reaches over the same link in the same round with as many streams. A namespace's cable is no
-Thunderbolt and its switch no switch: what is seen is what the code adds to a link.
+Both ends are separate processes, each in a network namespace, with the node's own server, block
+store and fetch; `tc` shapes the links between them. Every figure is compared with that of iperf3
+over the same link in the same round with as many streams. A namespace's cable is not Thunderbolt
+and its switch not a switch: the benchmark measures only the overhead of the code.
 """
 
 import argparse
@@ -33,17 +33,17 @@ QUICK_MBIT = (1_000,)
 ROUNDS = 5
 BLOCKS = 32  # of 9.4 MB
 BULK_BYTES_MIN = 64 * MIB
-BULK_S = 0.5  # a round lasts at least so long, where there are blocks enough
+BULK_S = 0.5  # least duration of a round, if there are enough blocks
 IPERF_S = 1
-REACHED_MIN = 0.9  # of the nominal rate; less, and the machine cannot shape it
+REACHED_MIN = 0.9  # of the nominal rate; with less, the machine cannot shape it
 BULK_SHARE_MIN = 0.92
 BLOCK_SHARE_MIN = 0.70
 TWO_LINKS_MIN = 1.8
 UNSHAPED_SHARE_MIN = 0.85
 CUT_FAST_MBIT, CUT_SLOW_MBIT = 2_500, 1_000
 CUT_AFTER_BLOCKS = 6
-CUT_SENT_MAX = 1.1  # of the payload: what filled the dead link's buffers is lost
-CUT_LATE_MAX_S = 2.0  # beyond what the slow link needs for the rest; noticing takes one
+CUT_SENT_MAX = 1.1  # of the payload: the dead link's buffers are lost
+CUT_LATE_MAX_S = 2.0  # in addition to the slow link's time for the rest; detection takes one
 SENDER, RECEIVER = 0, 1
 
 Link = tuple[str, str, int]  # host, kind, nominal Mbit/s
@@ -51,7 +51,7 @@ Link = tuple[str, str, int]  # host, kind, nominal Mbit/s
 
 @dataclass(slots=True)
 class Ends:
-    """The two processes, and the wires to them."""
+    """The two processes, and their pipes."""
 
     fleet: EmulatedFleet
     sender: subprocess.Popen[str]
@@ -61,7 +61,7 @@ class Ends:
 
     @classmethod
     def start(cls, fleet: EmulatedFleet, folder: Path, encrypt_links: str = AUTO) -> Self:
-        """Store the blocks and make the receiver know them."""
+        """Store the blocks and describe them to the receiver."""
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         end = [sys.executable, "-m", "benchmarks.transfer_ends"]
         sender = fleet.exec(SENDER, [*end, "send", str(folder), str(BLOCKS)], **pipes)
@@ -92,11 +92,11 @@ class Ends:
         return (self.fleet.thunderbolt_host(SENDER, RECEIVER), "thunderbolt", mbit)
 
     def ethernet(self, mbit: int) -> Link:
-        """Return the way over the switch."""
+        """Return the address on the switch."""
         return (self.fleet.ethernet_host(SENDER), "ethernet", mbit)
 
     def fetch(self, links: Sequence[Link], blocks: int, **options: Any) -> dict[str, Any]:
-        """Fetch so many blocks; return what the receiver says of it."""
+        """Fetch the first `blocks` blocks; return the receiver's report."""
         order = {"links": links, "blocks": blocks, "encrypt_links": self.encrypt_links}
         _tell(self.receiver, order | options)
         return _answer(self.receiver)
@@ -107,7 +107,7 @@ class Ends:
         return int(_answer(self.sender)["bytes"])
 
     def iperf_mbit(self, link: Link, streams: int = TRANSFER_STREAMS) -> float | None:
-        """Return what iperf3 carries the same way; nothing where it lacks."""
+        """Return iperf3's rate over the same link; None without iperf3."""
         if shutil.which("iperf3") is None:
             return None
         argv = ["iperf3", "-c", link[0], "-R", "-J", "-t", str(IPERF_S), "-P", str(streams)]
@@ -116,7 +116,7 @@ class Ends:
             text = ran.communicate()[0]
             if ran.returncode == 0:
                 return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 1e6
-            time.sleep(0.1)  # it does not listen yet, or again
+            time.sleep(0.1)  # the server is not listening yet, or not again
         message = f"iperf3 fails: {text[-300:]}"
         raise RuntimeError(message)
 
@@ -172,7 +172,7 @@ def measure_rate(
     ends.fleet.shape(thunderbolt_mbit=mbit)
     link = ends.cable(mbit)
     blocks = _blocks(ends, mbit)
-    ends.fetch([link], 1)  # connections and pages, as any later transfer finds them
+    ends.fetch([link], 1)  # warms up connections and pages, as for any later transfer
     reached, bulk, single, cold = [], [], [], []
     for _ in range(rounds):
         reached.append(ends.iperf_mbit(link) or float(mbit))
@@ -199,7 +199,7 @@ def measure_rate(
 def measure_unshaped(
     ends: Ends, rounds: int, figures: dict[str, dict[str, float]], notes: list[str]
 ) -> list[Limit]:
-    """Compare with iperf3 where only the processors limit."""
+    """Compare with iperf3 where only the processors limit the rate."""
     say("unshaped")
     ends.fleet.shape(ethernet_mbit=0, thunderbolt_mbit=0)
     link = ends.cable(0)

@@ -1,7 +1,7 @@
-"""The two ends of `bench transfer`, each a process of its own: JSON lines in, JSON lines out.
+"""The two ends of `bench transfer`, each in its own process: JSON lines in, JSON lines out.
 
 `python -m benchmarks.transfer_ends send FOLDER BLOCKS` stores blocks as a node does and serves
-them; `... receive` fetches them into memory as a node does, whenever a line tells it to.
+them; `... receive` fetches them into memory as a node does, once for each order line.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def send(folder: Path, blocks_count: int) -> None:
 
 
 def receive() -> None:
-    """Fetch what the first line describes, as each further line says."""
+    """Fetch the blocks that the first line describes, as each further line orders."""
     lines = _lines()
     offer = next(lines)
     refs = [
@@ -135,7 +135,7 @@ def _say(what: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Be the end that the command line names."""
+    """Run the end that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     ends = parser.add_subparsers(dest="end", required=True)
     sender = ends.add_parser("send")

@@ -1,4 +1,4 @@
-"""Time to the first token by context, where the cache is, and how many agents ask at once.
+"""Time to first token by context, place of the cache, and number of simultaneous agents.
 
     cold    nothing is cached: the prompt is computed
     hot     the agent's cache is in memory
@@ -27,8 +27,8 @@ DESCRIPTION = "time to the first token: context x cold, hot, disk, peer x agents
 CONTEXTS, QUICK_CONTEXTS = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768), (512, 1_024)
 BATCHES, QUICK_BATCHES = (1, 2, 4, 8), (1, 2)
 ROUNDS, QUICK_ROUNDS = 5, 1
-BATCH_TOKENS_MAX = 32_768  # of all agents of a cell: a cold batch of long contexts takes hours
-COLD_SECONDS_MAX = 600.0  # after so long, a cell's cold rounds end, whatever their number
+BATCH_TOKENS_MAX = 32_768  # of all agents of a cell, as a cold batch of long contexts takes hours
+COLD_SECONDS_MAX = 600.0  # after this time a cell's cold rounds end, whatever their number
 ANSWER_TOKENS = 8
 STATES = ("cold", "hot", "disk", "peer")
 DISK_RATIOS = {8_192: 100.0, 32_768: 300.0}  # least cold/disk at a context
@@ -143,7 +143,7 @@ class _Fabric:
         def ask(agent: str) -> float:
             moved_s = prepare(agent) if state == "peer" else 0.0
             answer = self._ask(agent, streams=streams)
-            if len(agents) == 1:  # of several, the router may load the next one ahead
+            if len(agents) == 1:  # with several agents, the router may load the next one ahead
                 _require_state(answer, state)
             return moved_s + (answer.ttft_s if streams else answer.total_s)
 
@@ -162,7 +162,7 @@ class _Fabric:
         return 0.0
 
     def _move(self, agent: str) -> float:
-        """Move an agent to the other node; return the seconds that the move took."""
+        """Move an agent to the other node; return the seconds of the move."""
         target = NODES[self._at[agent] == NODES[0]]
         return float(self._client.call(f"/v1/agents/{agent}/migrate", {"to": target})["seconds"])
 

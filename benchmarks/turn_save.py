@@ -1,8 +1,8 @@
 """Measure the cost of saving a turn of 50 tokens, after a short and after a long context.
 
-The node's own saver, store and disk save turns of a synthetic cache of a real model's geometry;
-only the model is left out. Every turn takes the place of the one before it behind the same tokens,
-which end alike within a block, so that all write a tail block of one length. Contexts alternate.
+The node's own saver, store and disk save turns of a synthetic cache of a real model's geometry,
+without the model. Every turn replaces the one before it behind the same tokens, which end at the
+same offset in a block, so that all write a tail block of one length. Contexts alternate.
 """
 
 import argparse
@@ -69,14 +69,14 @@ from node.turn.turn_timer import TurnTimer
 DESCRIPTION = "CPU time and bytes to save a 50-token turn at 1k and at 32k tokens"
 
 MODEL = "Llama 3.1 8B"
-TOKENIZER = "recall"  # a bundled model's; a turn is saved alike with any
+TOKENIZER = "recall"  # a bundled model's; saving is the same with any
 CONTEXTS, QUICK_CONTEXTS = (1_024, 8_192, 32_768), (1_024, 4_096)
-BEHIND_BLOCK_TOKENS = 103  # where in a block the turn begins: it ends half-way on average
+BEHIND_BLOCK_TOKENS = 103  # offset of the turn's beginning in a block: it ends half-way on average
 PROMPT_TOKENS, ANSWER_TOKENS = 20, 30
 WORD = "word"
 ROUNDS = 60
 VOCABULARY_SIZE = 1 << 17
-NAMING_S = 0.01  # for the prompt's blocks, which are named while the answer is decoded
+NAMING_S = 0.01  # for naming the prompt's blocks, during the answer's decoding
 TIMES_MAX = 1.2  # of the shortest context's cost
 KEY = bytes(range(32))
 FINGERPRINT = Fingerprint(b"t" * 32)
@@ -84,7 +84,7 @@ TENANT = TenantId("bench")
 
 
 class CountingDisk(PosixDisk):
-    """A disk that counts what is written to it."""
+    """Disk that counts written bytes."""
 
     written_bytes = 0
 
@@ -101,7 +101,7 @@ class CountingDisk(PosixDisk):
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """A node that saves, and its disk."""
+    """The saving part of a node, and its disk."""
 
     node: Node
     disk: CountingDisk
@@ -109,7 +109,7 @@ class Desk:
 
 @dataclass
 class Talk:
-    """One agent's conversation, and what its turns cost."""
+    """One agent's conversation, and the costs of its turns."""
 
     agent: Agent
     cache: ResidentCache
@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Save turns of every context by turns."""
+    """Save turns of all contexts alternately."""
     rounds = 3 if arguments.quick else arguments.rounds
     contexts = QUICK_CONTEXTS if arguments.quick else CONTEXTS
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
@@ -154,7 +154,7 @@ def _ratio(long: Sequence[float], short: Sequence[float]) -> float:
 
 
 def _quiet(costs: Sequence[float]) -> float:
-    """Return the lower quartile of equal turns: other work on the machine only adds to them."""
+    """Return the lower quartile of equal turns' costs, as other load on the machine only adds."""
     return statistics.quantiles(costs, n=4)[0]
 
 
@@ -221,7 +221,7 @@ def _open_desk(folder: Path) -> Desk:
 
 
 def _turn(desk: Desk, talk: Talk, prompt_tokens: int) -> tuple[Saver, Ended]:
-    """Make the conversation's next turn: its saver, and how its answer ends."""
+    """Prepare the conversation's next turn: its saver, and the end of its answer."""
     agent, cache = talk.agent, talk.cache
     old, width = agent.manifest, len(WORD)
     rng = np.random.default_rng(old.revision)
@@ -262,7 +262,7 @@ def _note(timer: TurnTimer, prompt_tokens: int) -> TurnNote:
 
 
 async def _take_turn(desk: Desk, talk: Talk, prompt_tokens: int) -> None:
-    """Go on behind the held tokens with a prompt and an answer; count only the saving."""
+    """Add a prompt and an answer behind the held tokens; count only the saving."""
     saver, ended = _turn(desk, talk, prompt_tokens)
     before_bytes, before_s = desk.disk.written_bytes, time.process_time()
     saver.begin(is_decoding=False)

@@ -1,9 +1,9 @@
-"""Three real nodes, one at a third of the speed of the others: which policy answers soonest.
+"""Time to answers under each policy on three real nodes, one at a third of the others' speed.
 
 The sessions are those of `macfabric simulate`, W4 (chat over a long history) and W6 (short agents
 that wait for tools), with tokens divided by two and pauses by four. A real router places them on
-real nodes in this process; `benchmarks/paced_engine.py` says how a node gets its speed. The
-policies are those that the router offers, each on new nodes, with the same sessions in each repeat.
+real nodes in this process, whose speeds `benchmarks/paced_engine.py` sets. The policies are those
+that the router offers, each on new nodes, with the same sessions in each repeat.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from benchmarks.report import Limit, Report, environment, say
 from benchmarks.workload import Geometry
 from fabric.settings import NodeSettings
 from router.placement.choice import Policy
-from router.simulate.catalog import workload_named
+from router.simulate.catalog import find_workload
 from router.simulate.sessions import Ask
 from router.simulate.workload import Scale
 
@@ -40,7 +40,7 @@ SLOWDOWN = 3.0  # of the last node
 NODES = ("node-a", "node-b", "node-c")
 TOKENS_DIVISOR, PAUSE_DIVISOR = 2, 4
 SESSIONS = {"W4": 40, "W6": 60}
-STARTS_PER_S = {"W4": 0.6, "W6": 0.95}  # three quarters of what the nodes can prefill
+STARTS_PER_S = {"W4": 0.6, "W6": 0.95}  # three quarters of the nodes' prefill rate
 REPEATS, QUICK_REPEATS = 3, 1
 QUICK_SESSIONS, QUICK_TURNS, QUICK_SPEEDUP = 3, 2, 20.0
 _SCALE = Scale(len(NODES), 0)
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns of an agent, and when they begin."""
+    """Turns of an agent, and their start."""
 
     name: str
     at_s: float
@@ -113,7 +113,7 @@ def _rotated(policies: list[Policy], by: int) -> list[Policy]:
 
 
 class _Bench:
-    """What all runs have in common."""
+    """Common parts of all runs."""
 
     def __init__(self, model: Path, slowdown: float, speedup: float) -> None:
         self._model = model
@@ -138,7 +138,7 @@ class _Bench:
 
 def sessions_of(workload: str, seed: int, count: int, turns_max: int | None) -> list[Session]:
     """Return the sessions of a workload; equal arguments give equal ones."""
-    source, random, at_s = workload_named(workload), Random(f"{workload}:{seed}"), 0.0
+    source, random, at_s = find_workload(workload), Random(f"{workload}:{seed}"), 0.0
     sessions = []
     for number in range(count):
         at_s += random.expovariate(STARTS_PER_S[workload])
@@ -148,7 +148,7 @@ def sessions_of(workload: str, seed: int, count: int, turns_max: int | None) -> 
 
 
 class _Player:
-    """Clients of all sessions, each in a thread of its own."""
+    """Clients of all sessions, each in its own thread."""
 
     def __init__(self, client: ChatClient, model: Path, speedup: float) -> None:
         self._client = client
@@ -159,7 +159,7 @@ class _Player:
         self.figures: Figures = {"ttft_s": [], "total_s": [], "on another node": []}
 
     def play(self, sessions: Sequence[Session]) -> None:
-        """Play all sessions to their ends; raise the first problem of any."""
+        """Play all sessions to their ends; raise the first problem."""
         prepared = [(session, self._turns(session)) for session in sessions]
         began_s = time.monotonic()
         threads = [
@@ -174,7 +174,7 @@ class _Player:
             raise self._problems[0]
 
     def _turns(self, session: Session) -> list[tuple[float, list[Message], int]]:
-        """Return pause, new messages and answer's tokens of each turn, written beforehand."""
+        """Return pause, new messages and answer's tokens of each turn, prepared in advance."""
         turns = []
         for number, ask in enumerate(session.asks):
             texts = [

@@ -1,6 +1,6 @@
 """Random models of a stated geometry, and caches filled without computing every token.
 
-What a model says does not matter here, only how much work it is.
+The output of a model does not matter here, only its work.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from node.mlx.probe.probe import fit_engine
 from node.mlx.resident_cache import ResidentCache
 from node.store.staging import Place
 
-PATTERN_TOKENS = 64  # computed truly, then repeated up to a cache's length
+PATTERN_TOKENS = 64  # tokens that are computed, then repeated up to a cache's length
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def pattern(vocabulary: int, seed: int = 0) -> list[int]:
 def resident_caches(
     engine: Engine, tokens: list[int], lengths: Sequence[int], room_tokens: int
 ) -> list[ResidentCache]:
-    """Return a resident cache of each length [tokens], with room for as many more."""
+    """Return a resident cache of each length [tokens], with room for `room_tokens` more."""
     source = engine.new_cache(len(tokens))
     engine.prefill(source, tokens)
     runs = [place.copy() for place in source.places(0, len(tokens))]
@@ -104,7 +104,7 @@ def resident_caches(
 def filled_slots(
     engine: Engine, count: int, tokens_count: int, room_tokens: int
 ) -> list[DecodeSlot]:
-    """Return greedy decode slots behind random caches, with room for so many tokens each."""
+    """Return greedy decode slots behind random caches, each with room for `room_tokens` tokens."""
     greedy = Sampling(max_tokens=room_tokens, ignore_eos=True)
     slots = []
     for seed in range(count):
@@ -116,7 +116,7 @@ def filled_slots(
 
 
 def _repeat(runs: list[Place], into: list[Place]) -> None:
-    """Fill each view `[heads, tokens, bytes]` with the source's tokens, over and over."""
+    """Fill each view `[heads, tokens, bytes]` with repetitions of the source's tokens."""
     for run, view in zip(runs, into, strict=True):
         view[:] = run[:, np.arange(view.shape[1]) % run.shape[1]]
 

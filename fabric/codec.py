@@ -1,13 +1,13 @@
 """Strict conversion between frozen dataclasses and plain data, for msgpack and JSON.
 
-The receiver names the type it expects; nothing in the bytes can choose a class. Unknown,
-missing or wrongly typed fields, extension types and repeated keys are all refused. Only what nodes
-answer to a router may have fields that it does not know: nodes are upgraded first.
+The receiver names the type it expects; nothing in the bytes can choose a class. Unknown, missing or
+wrongly typed fields, extension types and repeated keys are all refused. Only nodes' replies to a
+router may have unknown fields: nodes are upgraded first.
 
-A class with `to_wire` and `from_wire` says itself how it looks in bytes.
+A class with `to_wire` and `from_wire` defines its own encoding.
 
-A field goes by its own name unless `on_wire` gives it another: so what is stored or sent keeps its
-name while the code's is changed.
+A field is encoded under its own name unless `on_wire` sets another, so code can rename a field
+without changing stored or sent bytes.
 """
 
 import json
@@ -39,7 +39,7 @@ _PLAIN = frozenset({bool, bytes, float, int, str, NoneType})
 
 
 def on_wire(name: str) -> dict[str, Any]:
-    """Give a field another name in bytes: `seconds: float = field(metadata=on_wire("age_s"))`."""
+    """Set a field's name in bytes: `seconds: float = field(metadata=on_wire("age_s"))`."""
     return {_WIRE: name}
 
 
@@ -73,11 +73,11 @@ def to_plain(value: Any) -> Any:
     if kind is U32s:
         return value.pack()
     if _field_names(kind) is not None:
-        items = ((name, getattr(value, own)) for name, own in _names_in(value))
+        items = ((name, getattr(value, attribute)) for name, attribute in _names_in(value))
         return {name: x if type(x) in _PLAIN else to_plain(x) for name, x in items}
     if isinstance(value, Enum):
         return value.value
-    if _spells_itself(kind):
+    if _has_own_encoding(kind):
         return to_plain(value.to_wire())
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
@@ -87,14 +87,14 @@ def to_plain(value: Any) -> Any:
 
 
 def has_fields(kind: type) -> bool:
-    """Return whether a type is a dataclass whose bytes are its fields."""
+    """Return whether a type is a dataclass that is encoded field by field."""
     return _field_names(kind) is not None
 
 
 @cache
 def _field_names(cls: type) -> tuple[tuple[str, str], ...] | None:
     """Pair each field's name in bytes with its attribute name; None for a type without fields."""
-    if not is_dataclass(cls) or _spells_itself(cls):
+    if not is_dataclass(cls) or _has_own_encoding(cls):
         return None
     names = tuple((wire_name(field), field.name) for field in fields(cls))
     assert len(dict(names)) == len(names), "no two fields share a name in bytes"
@@ -119,7 +119,7 @@ def _names_in(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 @cache
-def _spells_itself(cls: type) -> bool:
+def _has_own_encoding(cls: type) -> bool:
     return hasattr(cls, "from_wire")
 
 
@@ -186,18 +186,18 @@ def _plain_type(kind: Any) -> type | None:
 def _dataclass(cls: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _refuse(where, f"expected a map, got {type(value).__name__}")
-    known = _fields_of(cls)
+    known_fields = _fields_of(cls)
     arguments = {}
     for name, item in value.items():
-        field = known.get(name)
+        field = known_fields.get(name)
         if field is None:
             raise _refuse(where, f"has an unknown field {name!r:.80}")
         if type(item) is field.plain:  # never a float: it may be infinite
             arguments[field.name] = item
         else:
             arguments[field.name] = from_plain(field.kind, item, f"{where}.{name}")
-    if len(arguments) < len(known):
-        for name, field in known.items():
+    if len(arguments) < len(known_fields):
+        for name, field in known_fields.items():
             if field.is_required and field.name not in arguments:
                 raise _refuse(f"{where}.{name}", "is missing")
     return cls(**arguments)
@@ -206,15 +206,15 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
 def from_newer(kind: Any, value: Any, where: str = "message") -> Any:
     """Build a `kind` from plain data that a newer version may have written.
 
-    Fields that this version does not know are skipped; raise RejectedError as `from_plain`.
+    Fields unknown to this version are skipped; raise RejectedError as `from_plain`.
     """
     try:
         return from_plain(kind, value, where)
     except RejectedError:
-        known = known_part(kind, value)
-        if known == value:
+        known_value = known_part(kind, value)
+        if known_value == value:
             raise
-        return from_plain(kind, known, where)
+        return from_plain(kind, known_value, where)
 
 
 def known_part(kind: Any, value: Any) -> Any:
@@ -225,8 +225,12 @@ def known_part(kind: Any, value: Any) -> Any:
     if get_origin(kind) in (Union, UnionType) and len(options) == 1:
         return known_part(options[0], value)
     if isinstance(kind, type) and _field_names(kind) is not None and isinstance(value, dict):
-        known = _fields_of(kind)
-        return {n: known_part(known[n].kind, item) for n, item in value.items() if n in known}
+        known_fields = _fields_of(kind)
+        return {
+            n: known_part(known_fields[n].kind, item)
+            for n, item in value.items()
+            if n in known_fields
+        }
     if get_origin(kind) is dict and isinstance(value, dict):
         return {name: known_part(options[1], item) for name, item in value.items()}
     if get_origin(kind) in (tuple, list) and isinstance(value, list):
@@ -239,10 +243,10 @@ def known_part(kind: Any, value: Any) -> Any:
 def with_fields(value: T, plain: Mapping[str, Any], where: str) -> T:
     """Return a dataclass with some fields replaced from plain data; raise RejectedError."""
     cls: type = type(value)
-    known = _fields_of(cls)
+    known_fields = _fields_of(cls)
     changes = {}
     for name, item in plain.items():
-        field = known.get(name)
+        field = known_fields.get(name)
         if field is None:
             raise _refuse(where, f"has an unknown field {name!r:.80}")
         changes[field.name] = from_plain(field.kind, item, f"{where}.{name}")
@@ -294,7 +298,7 @@ def _of_class(kind: type, value: Any, where: str) -> Any:
         return _dataclass(kind, value, where)
     if kind is U32s:
         return _u32s(value, where)
-    if _spells_itself(kind):
+    if _has_own_encoding(kind):
         spelled = from_plain(wire_kind(kind), value, where)
         try:
             return kind.from_wire(spelled)  # type: ignore[attr-defined]
@@ -329,12 +333,12 @@ def pack_fields(value: Any, packed: Mapping[str, Sequence[bytes]]) -> bytes:
     packer = msgpack.Packer(use_bin_type=True, buf_size=_PACK_BYTES)
     names = _names_in(value)
     parts = [packer.pack_map_header(len(names))]
-    for name, own in names:
+    for name, attribute in names:
         parts.append(packer.pack(name))
         if name in packed:
             parts += (packer.pack_array_header(len(packed[name])), *packed[name])
         else:
-            parts.append(packer.pack(to_plain(getattr(value, own))))
+            parts.append(packer.pack(to_plain(getattr(value, attribute))))
     return b"".join(parts)
 
 

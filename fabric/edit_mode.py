@@ -30,7 +30,7 @@ EXACT: Final = "exact"
 TRUNCATES: Final = "auto"
 DISABLED: Final = "disabled"
 TRUNCATIONS: Final = (TRUNCATES, DISABLED)
-# Modes of one directive, which edits one agent's messages: no other agent is concerned.
+# Modes of one directive, which edits one agent's messages: they affect no other agent.
 DIRECTIVE_MODES: Final[Mapping[str, EditMode]] = MappingProxyType(
     {name: mode for name, mode in EDIT_MODES.items() if mode is not EditMode.ANYWHERE}
 )

@@ -5,7 +5,7 @@ from typing import Final
 
 # A write failed and could not be undone: what a restart of that node will find is unknown.
 UNDECIDED: Final = "undecided"
-# A client used clear text on a port that speaks TLS.
+# A client used clear text on a TLS port.
 HTTPS_REQUIRED: Final = "https_required"
 
 
@@ -117,13 +117,13 @@ class EngineFailedError(RetryLaterError):
 
 
 class StartFailedError(RetryLaterError):
-    """A node could not start; it tries again by itself after `retry_after_s` seconds."""
+    """A node could not start; it retries after `retry_after_s` seconds."""
 
     code = "start_failed"
 
 
 class RetryElsewhereError(FabricError):
-    """This node does not (or no longer) own the agent: ask the directory again."""
+    """This node does not (or no longer) own the agent: look it up again."""
 
     status = HTTPStatus.MISDIRECTED_REQUEST
     code = "not_owner"

@@ -34,15 +34,15 @@ class FairShare(Generic[Owner]):
     def has_room(self, owner: Owner, amount: int = 1) -> bool:
         """Return whether the owner's share allows `amount` more."""
         held = self._held.get(owner, 0)
-        left = self._limit - (self._total - held)
-        return amount <= 0 or held + amount <= share_of(left)
+        available = self._limit - (self._total - held)
+        return amount <= 0 or held + amount <= share_of(available)
 
     def give(self, owner: Owner, amount: int = 1) -> None:
         """Give back `amount` that the owner has taken."""
-        left = self._held.get(owner, 0) - amount
-        assert left >= 0, "gave more than was taken"
+        remaining = self._held.get(owner, 0) - amount
+        assert remaining >= 0, "gave more than was taken"
         self._total -= amount
-        if left:
-            self._held[owner] = left
+        if remaining:
+            self._held[owner] = remaining
         else:
             self._held.pop(owner, None)

@@ -25,8 +25,8 @@ BLOCK_HASH_BYTES = 32
 CHECKSUM_BYTES = 16
 FINGERPRINT_BYTES = 32
 
-# '~' separates a group from what tells apart the conversations in it: `agent_id_from_key` makes no
-# name with one. A caller who names an agent may use it, as nodes tell such names to clients.
+# '~' separates a group's name from the suffix of one of its conversations, so `agent_id_from_key`
+# never produces it. Clients may use it in an agent's name, since nodes report such names to them.
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=~-]{0,127}", re.ASCII)
 _NODE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _TENANT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}", re.ASCII)

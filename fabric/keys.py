@@ -41,8 +41,8 @@ def is_plain(spelled: str) -> bool:
 def name_of(given: bytes, digests: Mapping[str, bytes]) -> str | None:
     """Return the name of a key's owner, or None, in constant time."""
     found, digest = None, sha256(given).digest()
-    for name, known in digests.items():
-        if hmac.compare_digest(digest, known):
+    for name, expected_digest in digests.items():
+        if hmac.compare_digest(digest, expected_digest):
             found = name
     return found
 
@@ -66,5 +66,5 @@ SHIPPED_KEYS: Final = "~/macfabric/keys"  # where cluster.yaml has them put on e
 CLUSTER_FILE_KEYS: Final = "~/.macfabric/cluster/keys"  # where they are made, before `ray up`
 KEYS_DIGEST_BYTES: Final = 16
 
-# In every member's certificate. A node is asked for by it and not by its address, which changes.
+# In every member's certificate. Clients verify a node by this name, since its address changes.
 MEMBER_NAME: Final = "member.macfabric.internal"

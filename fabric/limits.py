@@ -146,8 +146,8 @@ TRANSFER_SLICE_BYTES_MAX: Final = 2 * MIB  # lost if a connection breaks, as its
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 
 # Copies of agents
-HEAD_TOKENS_MAX: Final = 1 << 19  # of a prompt, of which another node is asked: 300 KB of refs
-HEAD_POLL_S_MAX: Final = 1.0  # that a node waits with an answer until a turn has published more
+HEAD_TOKENS_MAX: Final = 1 << 19  # of a prompt, requested from another node: 300 KB of refs
+HEAD_POLL_S_MAX: Final = 1.0  # wait of an answer until a turn has published more
 COPY_TIMEOUT_S: Final = 3_600.0  # of one agent; 50 GB over Wi-Fi take half of it
 REPLICAS_MAX: Final = 7  # of one agent; a fabric is two to eight Macs
 NODES_MAX: Final = 1_024  # of one fabric

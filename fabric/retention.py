@@ -159,7 +159,7 @@ def _held_pins(
 ) -> frozenset[AgentKey]:
     """Choose the pins to honor, the most valuable first; the others have no effect."""
     room = {tenant: rules.pin_share * floor for tenant, floor in floors.items()}
-    held: set[AgentKey] = set()
+    honored: set[AgentKey] = set()
     counted: set[Hashable] = set()
     pinned = (c for c in candidates if c.is_pinned and not c.is_spent)
     for candidate in sorted(pinned, key=lambda c: (-rules.rank(c), c.key)):
@@ -168,8 +168,8 @@ def _held_pins(
         if size_bytes <= room[candidate.tenant]:
             room[candidate.tenant] -= size_bytes
             counted |= fresh.keys()
-            held.add(candidate.key)
-    return frozenset(held)
+            honored.add(candidate.key)
+    return frozenset(honored)
 
 
 class _Tier:
@@ -270,8 +270,8 @@ def disk_reserve_bytes(drive_bytes: int, usable_bytes: int) -> int:
     holds stored agents (`usable_bytes`), so that agents are still stored there.
     """
     share = int(drive_bytes * DISK_RESERVE_SHARE)
-    wanted = min(max(share, DISK_RESERVE_BYTES_MIN), DISK_RESERVE_BYTES_MAX)
-    return min(wanted, max(0, usable_bytes) // 2)
+    reserve_bytes = min(max(share, DISK_RESERVE_BYTES_MIN), DISK_RESERVE_BYTES_MAX)
+    return min(reserve_bytes, max(0, usable_bytes) // 2)
 
 
 def disk_capacity_bytes(drive_bytes: int, free_bytes: int, stored_bytes: int) -> int:
@@ -314,10 +314,10 @@ class ReuseProbability:
         key = (tenant, _class(turns_count))
         if key not in self._counts and len(self._counts) >= REUSE_TENANTS_MAX:
             self._counts.pop(next(iter(self._counts)))
-        known = self._counts.get(key, (0, 0))
-        if known[0] >= REUSE_COUNTS_MAX:
-            known = (known[0] // 2, known[1] // 2)
-        self._counts[key] = (known[0] + turns, known[1] + returns)
+        counts = self._counts.get(key, (0, 0))
+        if counts[0] >= REUSE_COUNTS_MAX:
+            counts = (counts[0] // 2, counts[1] // 2)
+        self._counts[key] = (counts[0] + turns, counts[1] + returns)
 
 
 def _class(turns_count: int) -> int:

@@ -1,4 +1,4 @@
-"""Sampling of requests that leave fields out: by settings, by a model's own files, or built in."""
+"""Sampling defaults of omitted fields: from settings, from a model's own files, or built in."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefault:
-    """Value of one field of requests that leave it out, and where it is from."""
+    """Default of one sampling field, and its origin."""
 
     field: str
     value: float
@@ -81,7 +81,7 @@ def merged_defaults(
 
 
 def filled_in(left_out: frozenset[str], defaults: Iterable[SamplingDefault]) -> dict[str, Any]:
-    """Return the values of the fields that a request left out."""
+    """Return the default values of the fields that a request omits."""
     return {
         each.field: int(each.value) if each.field == "top_k" else float(each.value)
         for each in defaults
@@ -90,7 +90,7 @@ def filled_in(left_out: frozenset[str], defaults: Iterable[SamplingDefault]) -> 
 
 
 def left_out_fields(body: object) -> frozenset[str]:
-    """Name the sampling fields that a request leaves out, or does not have."""
+    """Name the sampling fields that a request omits, or that its API lacks."""
     return frozenset(name for name in BUILT_IN if getattr(body, name, None) is None)
 
 

@@ -137,7 +137,7 @@ class EffortBudgets:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Sampling of requests that leave a field out; None: as the model's own files say."""
+    """Sampling defaults of omitted fields; None: from the model's own files."""
 
     temperature: float | None = None
     top_p: float | None = None

@@ -59,16 +59,16 @@ def _read_fields(kind: Any, value: Any, where: str, problems: list[SettingProble
     if not isinstance(value, dict):
         problems.append(SettingProblem(where, f"must be a map of `key: value`, not {_kind(value)}"))
         return _INVALID
-    hints, own = get_type_hints(kind), {field.name: field for field in fields(kind)}
+    hints, by_name = get_type_hints(kind), {field.name: field for field in fields(kind)}
     arguments = {}
     for name, item in value.items():
-        if name not in own:
-            problems.append(SettingProblem(f"{where}.{name}", _unknown(str(name), list(own))))
+        if name not in by_name:
+            problems.append(SettingProblem(f"{where}.{name}", _unknown(str(name), list(by_name))))
             continue
         read = _read(hints[name], item, f"{where}.{name}", problems)
         if read is not _INVALID:
             arguments[name] = read
-    for name, field in own.items():
+    for name, field in by_name.items():
         is_required = field.default is MISSING and field.default_factory is MISSING
         if is_required and name not in arguments:
             if name not in value:
@@ -155,15 +155,15 @@ def _describe_expected(kind: type, value: Any, name: str) -> str:
         remedy = ": put it in quotes" if isinstance(value, bool | int | float) else ""
         return f"must be text, not {_kind(value)}{remedy}"
     if kind is bool:
-        wanted = "true or false"
+        expected = "true or false"
     elif _is_bytes(name):
-        wanted = "a number of bytes, such as 8589934592 or 8GiB"
+        expected = "a number of bytes, such as 8589934592 or 8GiB"
     elif _is_seconds(name):
-        wanted = "a number of seconds, such as 86400 or 24h"
+        expected = "a number of seconds, such as 86400 or 24h"
     else:
-        wanted = "a whole number" if kind is int else "a number"
+        expected = "a whole number" if kind is int else "a number"
     shown = repr(value) if isinstance(value, str | int | float) else _kind(value)
-    return f"must be {wanted}, not {shown[:_SHOWN_CHARS]}"
+    return f"must be {expected}, not {shown[:_SHOWN_CHARS]}"
 
 
 def _kind(value: Any) -> str:

@@ -46,7 +46,7 @@ class U32s(Sequence[int]):
 
     def is_ascending(self) -> bool:
         """Return whether no number is smaller than the one before it."""
-        import numpy as np  # a quarter of a second, which the command line need not wait
+        import numpy as np  # takes a quarter of a second, which the command line avoids
 
         numbers = np.frombuffer(self._items, np.uint32) if self._items else np.empty(0, np.uint32)
         return bool((numbers[1:] >= numbers[:-1]).all())

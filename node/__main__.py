@@ -22,7 +22,7 @@ from fabric.errors import FabricError, FatalError
 from fabric.hosting.cluster_file import read_settings
 from fabric.settings import FabricSettings
 from node.keys import read_keys
-from node.launch import Launch, LaunchOptions, why_late
+from node.launch import Launch, LaunchOptions, describe_missing
 from node.ray_connection import connect
 
 _log = logging.getLogger("macfabric.node.launch")
@@ -95,24 +95,24 @@ def _run(arguments: argparse.Namespace, output: IO[str]) -> int:
     connect(
         arguments.ray_address,
         joined_by_s,
-        lambda reason: _tell({"event": "waiting", "message": reason}, output),
+        lambda reason: _print_event({"event": "waiting", "message": reason}, output),
     )
-    _tell({"event": "connected"}, output)
+    _print_event({"event": "connected"}, output)
     ended: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets its own
+    for number in (signal.SIGTERM, signal.SIGINT):  # set after Ray, which installs its own handlers
         signal.signal(number, lambda got, _frame: ended.append(got))
     launch = Launch(options)
     complete = False
     while not ended:
         for event in launch.step(scan=arguments.watch or not complete):
-            _tell(event, output)
+            _print_event(event, output)
             if event["event"] == "failed" and not arguments.watch:
                 return 1
         complete = complete or len(launch.ready) >= max(arguments.expect, len(launch.nodes))
         if complete and not arguments.watch:
             return 0
         if not complete and time.monotonic() > deadline_s:
-            raise FatalError(why_late(launch, arguments.expect, arguments.timeout))
+            raise FatalError(describe_missing(launch, arguments.expect, arguments.timeout))
     launch.finish(arguments.at_exit)
     return 0
 
@@ -125,7 +125,7 @@ def _read_settings(path: Path | None) -> FabricSettings:
         raise FatalError(message) from None
 
 
-def _tell(event: dict[str, object], output: IO[str]) -> None:
+def _print_event(event: dict[str, object], output: IO[str]) -> None:
     output.write(json.dumps(event) + "\n")
     output.flush()
     detail = event.get("message") or event.get("url") or ""

@@ -55,8 +55,8 @@ from node.node import Node
 from node.runtime.workers import low_latency
 from node.view_history import ViewHistory
 
-_ELSEWHERE = RejectedError("this call is not accepted on this way", code="unknown_call")
-_FOR_OTHERS = UnauthorizedError("a node asks for itself only", code="bad_key")
+_WRONG_ROUTE = RejectedError("this call is not accepted on this route", code="unknown_call")
+_WRONG_TARGET = UnauthorizedError("a node may name only itself as the target", code="bad_key")
 _LIMIT_S = 3600.0  # a copy may take long; the caller has its own, shorter limit
 _log = logging.getLogger(__name__)
 
@@ -115,16 +115,16 @@ class ControlCalls:
     ) -> bytes:
         """Decode, execute and answer one call; return errors as data, also for a wrong route.
 
-        `peer` is the node that made it, as it has proven.
+        `peer` is the authenticated node that made it.
         """
         try:
             call, origin = decode_call(raw)
         except FabricError as error:
             return encode_reply(error_reply(error))
         with about_turn(origin.turn), about_trace(origin.trace):
-            return encode_reply(await self._traced(call, origin, came_by, peer))
+            return encode_reply(await self._answer_traced(call, origin, came_by, peer))
 
-    async def _traced(
+    async def _answer_traced(
         self, call: object, origin: CallOrigin, came_by: CallRoute, peer: NodeName | None
     ) -> object:
         if origin.trace is None:  # a heartbeat, or a call of a turn without a span
@@ -140,10 +140,10 @@ class ControlCalls:
     ) -> object:
         try:
             spec = spec_of(type(call))
-            if not _may_come(spec.route, came_by):
-                return error_reply(_ELSEWHERE)
+            if not _is_accepted(spec.route, came_by):
+                return error_reply(_WRONG_ROUTE)
             if isinstance(call, OfferHead) and call.target != peer:
-                return error_reply(_FOR_OTHERS)
+                return error_reply(_WRONG_TARGET)
             if not spec.is_open:
                 await self._terms.admit(origin.term)
             is_waited_for = spec.route is CallRoute.HTTP
@@ -209,10 +209,10 @@ class ControlCalls:
         node = self._node
         running = await node.live_turns.quiesce(FLUSH_WAIT_S)
         await node.background.folders.look()
-        left = await node.tiers.flusher.flush()
+        unsaved_count = await node.tiers.flusher.flush()
         if call.drop_hot:
             node.tiers.hot.drop_resident(0)
-        note = _saved_note(node, left)
+        note = _saved_note(node, unsaved_count)
         return Done(f"{note}; {running} turns still run" if running else note)
 
     async def _stop(self, _: Stop) -> Done:
@@ -228,14 +228,14 @@ class ControlCalls:
         return Done(_saved_note(self._node, await self._node.tiers.flusher.flush()))
 
 
-def _may_come(route: CallRoute, came_by: CallRoute) -> bool:
-    """Return whether a call may come this way; Ray's actor carries all of the router's."""
+def _is_accepted(route: CallRoute, came_by: CallRoute) -> bool:
+    """Return whether a route accepts a call; Ray's actor accepts all calls of the router."""
     if came_by is CallRoute.ACTOR:
         return route is not CallRoute.PEER
     return came_by is route
 
 
-def _saved_note(node: Node, left: int) -> str:
-    if left:
-        return f"{left} agents are in memory only: {node.health.degraded}"
+def _saved_note(node: Node, unsaved_count: int) -> str:
+    if unsaved_count:
+        return f"{unsaved_count} agents are in memory only: {node.health.degraded}"
     return node.health.degraded or f"{len(node.resources.table)} agents are durable"

@@ -1,7 +1,7 @@
 """Draining of a node, which then accepts no new agents.
 
-Durable, in a file beside the incarnation: a Mac is drained to be updated, moved or shut, and a
-restart in between must not attract agents that would be cut off a moment later.
+Durable, in a file beside the incarnation: a Mac is drained before it is updated, moved or shut
+down, and a restart in between must not attract new agents.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class DrainFlag:
         self.health.is_draining = await self.workers.run(lambda: is_noted(self.folder))
 
     async def note(self) -> None:
-        """Store the flag again, in a folder that was made again."""
+        """Store the flag again in a recreated folder."""
         with contextlib.suppress(FabricError):
             await self.workers.run(lambda: _note(self.folder, draining=True))
 

@@ -1,10 +1,10 @@
 """Return of a data folder that vanished while its node ran, and of its agents to the disk.
 
     gone      every write is refused; no agent counts as durable, so no cache leaves memory
-    restored  tombstones, marker, spec, blocks and records are read again, or made again
+    restored  tombstones, marker, spec, blocks and records are read again, or recreated
     agreed    each idle agent's record is compared with the stored one, and stored where it differs
 
-What is in memory is right: a stored record that is older is replaced, and a newer one set aside.
+Memory is authoritative: an older stored record is replaced, and a newer one quarantined.
 """
 
 import asyncio
@@ -50,19 +50,19 @@ class FolderReturn:
         self._service_time = service_time
         self._drain_flag = drain_flag
         self._health = health
-        self._one_look = asyncio.Lock()
-        self._open: set[AgentKey] = set()  # agents that may differ from their stored records
+        self._look_lock = asyncio.Lock()
+        self._unsynced: set[AgentKey] = set()  # agents that may differ from their stored records
 
     @property
     def is_gone(self) -> bool:
-        """Return whether a folder was gone when that was looked at last."""
+        """Return whether a folder was missing at the last check."""
         return TROUBLE in self._health.troubles
 
     async def look(self) -> bool:
-        """Restore a folder that is gone, if that is possible; return whether all are here."""
+        """Restore a missing folder if possible; return whether all folders are present."""
         if self._folders is None:
             return True
-        async with self._one_look:
+        async with self._look_lock:
             return await self._look(self._folders)
 
     async def _look(self, folders: DataFolders) -> bool:
@@ -70,12 +70,12 @@ class FolderReturn:
         if self.is_gone or not await run(folders.are_here):
             self._note_gone("it was removed, or its drive is unplugged")
             try:
-                found = await run(folders.restore)
+                records = await run(folders.restore)
             except DiskError as error:
                 self._note_gone(error.reason)
                 return False
-            await self._take_in(found)
-        await self._agree_all()
+            await self._take_in(records)
+        await self._sync_all()
         return True
 
     def _note_gone(self, reason: str) -> None:
@@ -84,14 +84,14 @@ class FolderReturn:
         self._health.troubles[TROUBLE] = f"the data folder is gone: {reason}"
         for agent in self._records.table:
             if agent.saved is not None:
-                self._open.add(agent.key)
+                self._unsynced.add(agent.key)
                 if agent.is_durable:
                     agent.is_durable = False
                     self._records.table.note_change(agent.key)
 
     async def _take_in(self, found: list[Manifest]) -> None:
         records, name = self._records, self._health.name
-        self._open |= {agent.key for agent in records.table if agent.saved is not None}
+        self._unsynced |= {agent.key for agent in records.table if agent.saved is not None}
         for record in found:
             if records.table.get(record.key) is not None:
                 continue
@@ -107,34 +107,34 @@ class FolderReturn:
         self._health.troubles.pop(TROUBLE, None)
         _log.warning("the data folder is back, with %d agents", len(found))
 
-    async def _agree_all(self) -> None:
-        for key in sorted(self._open):
+    async def _sync_all(self) -> None:
+        for key in sorted(self._unsynced):
             agent = self._records.table.get(key)
             if agent is not None and agent.is_busy:
-                continue  # after its turn
+                continue  # retried after its turn
             if agent is not None:
                 async with agent.turn_lock:
                     try:
                         if self._records.is_here(agent):
-                            await self._agree(agent)
+                            await self._sync_record(agent)
                     except (FabricError, OSError) as error:
                         _log.error("an agent is in memory only: %s", type(error).__name__)
                         continue
-            self._open.discard(key)
+            self._unsynced.discard(key)
         self._unsaved.note_success()
 
-    async def _agree(self, agent: Agent) -> None:
-        """Make the stored record that of an idle agent; raise DiskError."""
+    async def _sync_record(self, agent: Agent) -> None:
+        """Store an idle agent's record where the stored one differs; raise DiskError."""
         records, saved, record = self._records, agent.saved, agent.manifest
         if saved is None:
             return
-        stored = await records.workers.run(lambda: records.store.version(agent.key))
-        if stored > (record.epoch, record.revision):
+        stored_version = await records.workers.run(lambda: records.store.version(agent.key))
+        if stored_version > (record.epoch, record.revision):
             reason = "newer than memory"
             await records.workers.run(lambda: records.store.set_aside(agent.key, reason))
         if agent.is_unsaved:
             return  # the flusher saves it as it is in memory
-        if stored != (saved.epoch, saved.revision):
+        if stored_version != (saved.epoch, saved.revision):
             await records.republish(agent, replace(record, revision=record.revision + 1))
         agent.is_durable = True
         await self._mending.mend(agent)

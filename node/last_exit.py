@@ -1,8 +1,8 @@
 """How the previous process of a node ended.
 
-A mark in the node's folder says that a process runs, and since when; a process that stops on
-request says so in it. Any other mark at a start means a crash, which left a trace of its own,
-a kill by the system for lack of memory, or an end without any trace.
+A mark in the node's folder records that a process runs, and since when; a process that stops on
+request records that, too. Any other mark found at a start means a crash that left a trace, a kill
+by the system for lack of memory, or an end without a trace.
 """
 
 import json
@@ -31,9 +31,9 @@ class RunMark:
     """Record of one run of a node's process."""
 
     began_s: float  # wall clock
-    seen_s: float  # wall clock; when it is known to have run last
-    kills: int | None = None  # of processes in its container, at its start
-    cause: str | None = None  # why it ends; None: it runs
+    seen_s: float  # wall clock; when it was last known to run
+    kills: int | None = None  # processes killed in its container before its start
+    cause: str | None = None  # why it ended; None: it runs
     detail: str = ""
 
 
@@ -41,7 +41,7 @@ class RunMark:
 class PreviousLog:
     """End of the previous run's log."""
 
-    lines: tuple[str, ...] = ()  # the last ones
+    lines: tuple[str, ...] = ()  # last lines
     crash: str = ""  # the first line of a fatal signal's trace
 
 
@@ -51,7 +51,7 @@ NO_LOG: Final = PreviousLog()
 def take_log(log: Path) -> PreviousLog:
     """Return the end of the previous run's log; from now on, fatal signals leave traces there.
 
-    A trace has the places of all threads in the code, and no values.
+    A trace has the stacks of all threads, without values.
     """
     return PreviousLog(last_lines(log), catch_crashes(log))
 
@@ -117,5 +117,5 @@ class ExitWatch:
         try:
             with closing(PosixDisk(self._folder, must_exist=True)) as disk:
                 disk.publish(MARK, [raw])
-        except (FabricError, OSError) as error:  # its next start knows less then
+        except (FabricError, OSError) as error:  # its next start then reports less
             _log.debug("cannot write the mark of this run: %s", error)

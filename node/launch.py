@@ -44,10 +44,10 @@ class LaunchOptions:
 
     settings: FabricSettings
     data_dir: str
-    keys_digest: str  # of the keys here, of which every Mac must have copies
+    keys_digest: str  # digest of the local keys, which every Mac must have
     bind: str | None = None  # None: the address by which Ray knows the Mac
     service_module: str | None = None
-    machine_nodes: int = 1  # of this fabric on one machine: they share its memory
+    machine_nodes: int = 1  # nodes of this fabric that share a machine's memory
 
 
 @dataclass(slots=True)
@@ -59,13 +59,13 @@ class LaunchedNode:
     actor: Any
     since_s: float
     origin: bytes  # digest of the start that it must have had
-    is_ours: bool = False  # it had: an actor of that name may be older than our settings
+    is_ours: bool = False  # confirmed: an actor of that name may have older settings
     call: Any = None  # the reference of a call under way
     ask_at_s: float = 0.0
     view: NodeView | None = None
     ready_at_s: float = 0.0
     failure: str | None = None
-    phase: str | None = None  # of a start under way
+    phase: str | None = None  # phase of a running start
     again_at_s: float = 0.0  # when a failed start is retried
 
 
@@ -139,7 +139,7 @@ class Launch:
             resources={RESOURCE: 1},
             label_selector={LABEL: name},  # a restarted Mac has a new Ray id, but its old label
             max_restarts=-1,
-            max_task_retries=0,  # a failed call may have been executed: only the caller knows
+            max_task_retries=0,  # a failed call may still have been executed
         )
         options = self.options
         start = NodeStart(
@@ -290,7 +290,7 @@ def _ask(node: LaunchedNode) -> Any:
         return ray.put(b"")
 
 
-def why_late(launch: Launch, expected: int, timeout_s: float) -> str:
+def describe_missing(launch: Launch, expected: int, timeout_s: float) -> str:
     """Describe the nodes that are missing after the timeout."""
     import ray
 

@@ -5,7 +5,7 @@ from typing import Final
 from fabric.limits import GIB, KIB, MIB
 
 # Blocks and files
-ROOM_TOKENS: Final = 512  # free capacity of a new cache; beyond it, the cache grows by copying
+ROOM_TOKENS: Final = 512  # free capacity of a new cache, which then grows by copying
 RESTORE_MEASURED_BYTES_MIN: Final = 1 * MIB  # of memory; shorter restores measure the file system
 EDITED_PIECES_MAX: Final = 1 << 10  # of one edited head; an edit beyond them is recomputed instead
 DIRECTIVES_BYTES_MAX: Final = 256 * KIB  # of one agent's directives in memory
@@ -99,24 +99,24 @@ PREFILL_CHUNK_TOKENS_MIN: Final = 512
 PREFILL_CHUNK_TOKENS_BUSY_MIN: Final = 128  # in shorter chunks, overhead exceeds computation
 PREFILL_CHUNK_S: Final = 1.0  # time that an arriving request may wait for a chunk
 PREFILL_CHUNK_BUSY_S: Final = 0.25  # the longest pause that a reader of a stream overlooks
-HEAD_WAIT_FACTOR: Final = 1.5  # of the predicted time: then a turn computes a head itself
-HEAD_WAIT_S_MIN: Final = 2.0  # and so much more, for the disk
+HEAD_WAIT_FACTOR: Final = 1.5  # times the predicted time, after which a turn computes a head itself
+HEAD_WAIT_S_MIN: Final = 2.0  # added to that, for the disk
 HEAD_TOKENS_MIN: Final = 128  # computed as soon as another turn could have published them
 HEAD_BYTES_MAX: Final = 64 * MIB  # of an awaited head, copied out between two steps
 PREFILL_HOLD_S: Final = 0.5  # longest time that prompts are held while a moved agent's stream waits
 SCORED_CHUNK_TOKENS: Final = 256  # tokens whose logits are held at once: 156 MB for 152k tokens
 PREFILL_WARM_TOKENS: Final = 512  # remaining tokens up to which a prompt goes before long ones
 PREFILL_WARM_STREAK_MAX: Final = 8  # chunks of warm prompts in a row while a long one waits
-ENGINE_CALLS_MAX: Final = 4_096  # 32 turns make a few each; more means that a step hangs
-HEAD_FETCHES_MAX: Final = 8  # beginnings of prompts that come from other nodes, at a time
-HEAD_FETCH_S_MIN: Final = 0.1  # time for one part in transfer, and so many times the expected:
-HEAD_FETCH_FACTOR: Final = 3.0  # then the turn computes what is missing
-HEAD_START_S: Final = 0.03  # of a fetch, before its first bytes
-HEAD_REPLY_S: Final = 1.0  # for another node's answer, beyond the wait that the call asks for
-HEAD_CONNECT_S: Final = 0.5  # to it: a node that does not listen must not delay a turn
-HEAD_GRACE_POLLS: Final = 3  # of a node to which a turn was sent that has not arrived there yet
+ENGINE_CALLS_MAX: Final = 4_096  # 32 turns submit a few each; more means that a step hangs
+HEAD_FETCHES_MAX: Final = 8  # heads fetched from other nodes at a time
+HEAD_FETCH_S_MIN: Final = 0.1  # limit of one fetch: this time, plus a multiple of the expected one;
+HEAD_FETCH_FACTOR: Final = 3.0  # the turn then computes the missing tokens
+HEAD_START_S: Final = 0.03  # delay of a fetch before its first bytes
+HEAD_REPLY_S: Final = 1.0  # wait for another node's answer, beyond the call's own wait
+HEAD_CONNECT_S: Final = 0.5  # limit of connecting to it: a node that is down must not delay a turn
+HEAD_GRACE_POLLS: Final = 3  # polls of a node at which the lending turn has not arrived yet
 HEAD_OFFER_S: Final = 30.0  # time within which a turn on another node may begin to fetch
-HEAD_LENDERS_MAX: Final = 16  # agents whose beginnings are compared with that of a prompt
+HEAD_LENDERS_MAX: Final = 16  # agents whose heads are compared with a prompt's
 FETCHES_MAX: Final = 4  # agents copied at a time; more would share the same links
 FETCHES_WAITING_MAX: Final = 32  # waiting copies; each holds a control call
 LOW_LATENCY_WORKERS: Final = 2  # threads of each kind for work that a silent stream waits for

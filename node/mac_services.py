@@ -24,7 +24,7 @@ from node.background_loop import BackgroundLoop
 CAFFEINATE: Final = "/usr/bin/caffeinate"
 POLL_S: Final = 2.0
 IDLE_S: Final = 60.0  # an agent program is soon back with the result of a tool
-RETRY_S: Final = 60.0  # where the program is missing or ends by itself
+RETRY_S: Final = 60.0  # if the program is missing or ends by itself
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class PowerAssertion:
         self._monotonic_s = monotonic_s
         self._is_mac = platform == "darwin"
         self._process: subprocess.Popen[bytes] | None = None
-        self._busy_s = -math.inf  # when there was work last
-        self._tried_s = -math.inf  # when the program was started last
+        self._busy_s = -math.inf  # time of the last work
+        self._tried_s = -math.inf  # time of the program's last start
         self._loop = BackgroundLoop("keeping this Mac awake", self._step, note_failed_round)
 
     @property

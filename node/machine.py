@@ -84,10 +84,10 @@ def swap_bytes(platform: str = sys.platform, meminfo: Path = MEMINFO) -> int | N
 def out_of_memory_kills(events: Path = GROUP_EVENTS) -> int | None:
     """Return how many processes Linux has killed in this container for lack of memory."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", events.read_text(), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", events.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 def memory_pressure(platform: str = sys.platform) -> Pressure:

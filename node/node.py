@@ -95,7 +95,7 @@ class NodeResources:
     endpoint: HttpEndpoint = field(default_factory=HttpEndpoint)
     folders: DataFolders | None = None  # None: they cannot vanish while it runs
     fetch: Callable[..., TransferReport] = fetch_blocks  # of a peer's blocks; blocks its thread
-    ask: AskNode | None = None  # of another node; None: over the data plane
+    ask: AskNode | None = None  # calls another node; None: over the data plane
     usage: Callable[[], UsageView | None] = lambda: None
     last_exit: ExitView | None = None
     certificate_ends_s: float | None = None

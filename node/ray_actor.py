@@ -45,18 +45,18 @@ LOADING = "loading"
 STOPPING = "stopping"
 SERVICE_MODULE = "node.service"
 _RETRY_AFTER_S = 0.5
-RESTART_REPLY_S = 0.5  # for the reply to a restart to leave the process
+RESTART_REPLY_S = 0.5  # time for the reply to a restart to be sent
 _INCARNATION = "incarnation"
 # The first of a data folder is random, so that a wiped folder does not repeat old numbers;
 # JSON keeps integers exact up to 2**53.
 _FIRST_INCARNATION_BITS = 48
 _UNWRITTEN_INCARNATION_BITS = 40
-# Of the step between two starts: a folder that was restored from a copy must not repeat the number
-# of a process that the router has heard, or it would take this process's answers for that one's.
+# Of the step between two starts: a folder restored from a copy must not repeat the number of a
+# process that the router has seen, or the router would confuse the two processes' answers.
 _STEP_BITS = 20
 START_RETRY_S = 0.5
 START_RETRY_MAX_S = 15.0
-LASTING_RETRY_S = 5.0  # for wrong settings or missing files, which an operator must correct
+LASTING_RETRY_S = 5.0  # after wrong settings or missing files
 LASTING_RETRY_MAX_S = 300.0
 _PASSING = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
@@ -77,7 +77,7 @@ class NodeStart:
     keys_dir: str
     keys_digest: str
     settings: NodeSettings
-    machine_nodes: int = 1  # of this fabric on this machine: they share its memory
+    machine_nodes: int = 1  # nodes of this fabric that share the machine's memory
     service_module: str = SERVICE_MODULE
     log_format: str = LOG_FORMATS[0]
     tracing: TracingSettings = field(default_factory=TracingSettings)
@@ -95,7 +95,7 @@ class NodeActor:
         self._service: Any = None
         self._starting: Any = None  # the service whose start is under way
         self._refusal: ErrorReply | None = _loading("the model is loading")
-        self._again_at_s = 0.0  # when a start that failed is tried again
+        self._again_at_s = 0.0  # time of the next try after a failed start
         start = unpack_newer(NodeStart, packed)
         # As this version packs them: an older one may have packed the same options otherwise.
         self._origin = origin_of(pack(start))
@@ -140,8 +140,8 @@ class NodeActor:
             except Exception as error:  # noqa: BLE001 - callers get every error
                 why = error.message if isinstance(error, FabricError) else str(error)
                 again = _loading(f"it tries to start again: {why}")
-                wait_s = (passing if _passes(error) else lasting).next_s()
-                if _passes(error):
+                wait_s = (passing if _is_retriable(error) else lasting).next_s()
+                if _is_retriable(error):
                     # A predecessor is about to end, or space may be freed.
                     _log.warning("node %s starts again in %g s: %s", name, wait_s, why)
                     self._refusal = again
@@ -153,7 +153,7 @@ class NodeActor:
                 self._refusal = None
                 return
             self._starting = None
-            gc.collect()  # half a model may hang on the error
+            gc.collect()  # the error may keep a half-loaded model alive
             time.sleep(wait_s)
             self._refusal = again
 
@@ -208,7 +208,7 @@ def _end_process() -> None:
     os._exit(os.EX_SOFTWARE)
 
 
-def _passes(error: Exception) -> bool:
+def _is_retriable(error: Exception) -> bool:
     """Return whether a retry of the start may succeed, since a resource is exhausted or in use.
 
     A retry cannot fix wrong options (model, key, host).
@@ -241,7 +241,7 @@ def next_incarnation(folder: Path) -> int:
             disk.publish(_INCARNATION, [str(count).encode()])
         except DiskError as error:
             # A full drive must not prevent a start, which may free space. The next start may
-            # read the same last number: chance keeps their numbers apart.
+            # read the same last number, so both add a random step.
             _log.warning("the count of starts is in memory only: %s", error.reason)
             count += secrets.randbits(_UNWRITTEN_INCARNATION_BITS)
     finally:

@@ -19,10 +19,10 @@ _log = logging.getLogger("macfabric.node.launch")
 def connect(
     address: str, deadline_s: float, report: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Join the Ray cluster at `address`; raise FatalError where that fails until `deadline_s`.
+    """Join the Ray cluster at `address`; raise FatalError if that has failed by `deadline_s`.
 
-    A busy machine answers before it can be joined, so a failed join is tried again. `report`
-    gets the reason at once, and again every `REPORT_S` seconds.
+    A busy machine accepts connections before it can be joined, so a failed join is retried.
+    `report` gets the reason at once, and again every `REPORT_S` seconds.
     """
     reported_s = 0.0
     while True:
@@ -41,7 +41,7 @@ def connect(
 
 
 class _NoPort(str):
-    """The reason where nothing listens: asked again soon, since asking is cheap."""
+    """Reason for a failed join when nothing listens: retried soon, since a try is cheap."""
 
     __slots__ = ()
 
@@ -61,7 +61,7 @@ def _failure_to_join(address: str) -> str | None:
             address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING
         )
     except Exception as error:  # noqa: BLE001 - Ray raises plain Exception where it is too slow
-        ray.shutdown()  # half a connection would refuse the next try
+        ray.shutdown()  # a partial connection would prevent the next try
         lines = str(error).strip().splitlines()
         return lines[0] if lines else type(error).__name__
     return None

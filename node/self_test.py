@@ -62,7 +62,7 @@ class Questions:
     async def render_once(self) -> None:
         """Compile the chat template, so that no first turn waits for it."""
         words = [{"role": "user", "content": _WORDS}]
-        with suppress(RejectedError):  # one that takes no such message is tried by the first turn
+        with suppress(RejectedError):  # other templates are compiled by the first turn
             await self.workers.run(lambda: self.tokenizer.render(words, None, {}))
 
     def _prompt(self) -> str:
@@ -201,7 +201,7 @@ class SelfTests:
         agent.cache = None
         admitted, second = await questions.ask()
         if admitted.cache is not CacheTier.DISK:
-            # Nothing wrong was read, and perhaps nothing could be.
+            # No wrong bytes were read, if any could be read at all.
             return None, f"expected a restore from disk, got {admitted.cache}"
         if admitted.cached_tokens != questions.identity.usable_prefix(admitted.prompt_tokens - 1):
             return None, f"restored {admitted.cached_tokens} of {admitted.prompt_tokens} tokens"

@@ -99,7 +99,7 @@ class NodeService:
         self._exits = ExitWatch(config.data_dir.expanduser(), SystemClock())
         self._previous_log = previous_log
         self._marking: BackgroundLoop | None = None
-        self.phase = "loading the model"  # of a start, in words
+        self.phase = "loading the model"  # phase of a start, in words
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="node", daemon=True)
         self._node: Node | None = None
@@ -110,7 +110,7 @@ class NodeService:
         self._encryption: FolderEncryption | None = None
         self._prober: LinkProber | None = None
         self._power: PowerAssertion | None = None
-        self._share_bytes = sys.maxsize  # of the machine's memory
+        self._share_bytes = sys.maxsize  # this node's share of the machine's memory
         self._plan: MemoryPlan | None = None
         self._begun: list[Callable[[], object]] = []  # undo steps of a start, in order
 
@@ -185,7 +185,7 @@ class NodeService:
     def control(self, raw: bytes) -> Future[bytes]:
         """Answer one control call; callable from any thread."""
         calls = self._calls
-        if calls is None:  # and perhaps there is no loop any more
+        if calls is None:  # and the loop may have ended
             refused: Future[bytes] = Future()
             refused.set_result(_NOT_READY)
             return refused

@@ -23,7 +23,7 @@ from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
 
 _FRAMEWORKS: Final = "/System/Library/Frameworks"
-_CAN_SLEEP: Final = 0xE0000270  # an idle Mac asks; while there is work, `caffeinate` prevents it
+_CAN_SLEEP: Final = 0xE0000270  # sent by an idle Mac; `caffeinate` prevents it during work
 _WILL_SLEEP: Final = 0xE0000280
 _HAS_POWERED_ON: Final = 0xE0000300
 _COMMON_MODES: Final = "kCFRunLoopCommonModes"

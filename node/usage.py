@@ -35,7 +35,7 @@ class Usage:
         self._is_measuring = False
 
     def view(self) -> UsageView:
-        """Return the usage now; of the drive, as of some seconds ago."""
+        """Return the present usage; the drive's may be some seconds old."""
         self._measure_drive_soon()
         plan, drive = self._plan, self._drive
         return UsageView(

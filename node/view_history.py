@@ -1,4 +1,4 @@
-"""The node's views as routers have them: each gets the fields that changed since its own."""
+"""The node's last views: each router gets the fields that changed since its last view."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -24,13 +24,13 @@ class ViewHistory:
             self._views[self._number] = view
             if len(self._views) > VIEWS_KEPT_MAX:
                 self._views.popitem(last=False)
-        known = self._views.get(call.view) if call.incarnation == view.incarnation else None
+        before = self._views.get(call.view) if call.incarnation == view.incarnation else None
         return ViewChanges(
             view.incarnation,
             self._number,
-            call.view if known is not None else 0,
+            call.view if before is not None else 0,
             links.number,
-            view_fields(view) if known is None else view_changes(known, view),
+            view_fields(view) if before is None else view_changes(before, view),
             links.links or None,
             links.has_all or None,
         )

@@ -159,7 +159,7 @@ class MoveState(StrEnum):
     COPYING = "copying"  # published again after every copied part
     SEALED = "sealed"
     COMMITTED = "committed"
-    FAILED = "failed"  # and undone; `agent.moved` follows if the agent moved all the same
+    FAILED = "failed"  # and undone; `agent.moved` follows if the agent moved anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +278,9 @@ class Subscription:
         """Wait for events and return them; empty if some were missed or this was closed."""
         await self._news.wait()
         self._news.clear()
-        taken = list(self._waiting)
+        events = list(self._waiting)
         self._waiting.clear()
-        return taken
+        return events
 
     async def rest(self, seconds: float) -> None:
         """Wait for `seconds`, or until this is closed."""
@@ -303,7 +303,7 @@ class Subscription:
 
 
 class FleetEvents:
-    """Events of the fleet, and the subscriptions of those who follow them."""
+    """Events of the fleet, and the subscriptions to them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -311,7 +311,7 @@ class FleetEvents:
         self._kept: deque[Published] = deque(maxlen=FLEET_EVENTS_MAX)
         self._followers: set[Subscription] = set()
         self._slots = FairShare[str](FLEET_FOLLOWERS_MAX)
-        self._key: bytes | None = None  # set with the first follower
+        self._key: bytes | None = None  # set by the first follower
         self._is_closed = False
 
     def publish(self, event: FleetEvent) -> None:

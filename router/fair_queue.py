@@ -5,7 +5,7 @@
     finish          start + cost / weight
 
 While two tenants wait, the costs that leave the queue, divided by weights, differ by no more than
-one item of each. A tenant that had nothing to ask gains no credit.
+one item of each. An idle tenant gains no credit.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-def _anybody(_tenant: str) -> bool:
+def _any_tenant(_tenant: str) -> bool:
     return True
 
 
@@ -42,7 +42,7 @@ class FairQueue(Generic[T]):
         self._take(tenant, item)
         self._forget()
 
-    def next(self, may_go: Callable[[str], bool] = _anybody) -> T | None:
+    def next(self, may_go: Callable[[str], bool] = _any_tenant) -> T | None:
         """Remove and return the next item of the tenants that may go, or None."""
         able = [tenant for tenant in self._waiting if may_go(tenant)]
         if not able:
@@ -86,7 +86,7 @@ class FairQueue(Generic[T]):
         return cost
 
     def _forget(self) -> None:
-        """Forget the past of a queue without items, or of tenants without credit or debt."""
+        """Reset an empty queue; else forget tenants without credit or debt."""
         if not self._count:
             self._finish.clear()
             self._virtual = 0.0

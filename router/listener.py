@@ -17,7 +17,7 @@ IPV4_LOOPBACK: Final = "127.0.0.1"
 IPV6_LOOPBACK: Final = "::1"
 EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 _SERVES_IPV4_LOOPBACK: Final = frozenset({IPV4_LOOPBACK, "localhost", "0.0.0.0"})  # noqa: S104
-# What a machine without IPv6, or without its loopback address, answers.
+# Errors of a machine without IPv6, or without its loopback address.
 _NO_IPV6: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 _ANY_PRIVATE_ADDRESS: Final = "10.255.255.255"
 _ADDED_WORDS: Final = " (while attempting to bind"  # what `create_server` adds to the reason

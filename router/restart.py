@@ -23,11 +23,11 @@ class RestartRequest:
         self._begin: Callable[[float], None] | None = None
 
     def bind(self, begin: Callable[[float], None]) -> None:
-        """Call `begin` with the wait for running turns, in seconds, for a request."""
+        """Set the action of a request, called with the seconds to wait for running turns."""
         self._begin = begin
 
     def ask(self, wait_s: float) -> None:
-        """Begin the restart, once."""
+        """Begin the restart, only once."""
         assert self._begin is not None, "the router serves"
         if not self.is_requested:
             self.is_requested = True

@@ -148,9 +148,9 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
 ) -> None:
     """Serve clients of the nodes in `roster` on listening sockets.
 
-    With `settings.standby`, this router may be the active one or a standby; it does not ask to be
-    the former during the first `patience_s`. Without `keys`, connections to nodes and clients have
-    no TLS; without `runs_dir`, no scenarios run.
+    With `settings.standby`, this router may be the active one or a standby; it does not request a
+    term during the first `patience_s`. Without `keys`, connections to nodes and clients have no
+    TLS; without `runs_dir`, no scenarios run.
     """
     tls = keys.client_facing(settings.tls) if keys and settings.uses_tls else None
     async with AsyncExitStack() as opened:
@@ -228,7 +228,7 @@ def _voter_link(url: str, link: LinkFactory) -> NodeLink:
 
 
 def _own_url(settings: RouterSettings, first: str) -> str:
-    """Return the URL at which other Macs reach this router, as far as the settings say."""
+    """Return the URL at which other Macs reach this router, as far as the settings determine it."""
     if settings.host not in EVERY_ADDRESS:
         return first
     parts = urlsplit(first)
@@ -354,7 +354,7 @@ async def _run(
 async def _announce_when_ready(
     fleet: Fleet, urls: Sequence[str], on_ready: Callable[[str, list[str]], None]
 ) -> None:
-    # Nodes become ready by heartbeats, which notify no event.
+    # Nodes become ready by heartbeats, which set no event.
     while not fleet.ready():  # noqa: ASYNC110
         await asyncio.sleep(READY_POLL_S)
     names = [view.name for view in fleet.ready()]

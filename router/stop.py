@@ -112,7 +112,7 @@ class RouterStop:
         """Wait until another router is the active one."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + STANDBY_S
-        # The terms of other routers are heard by heartbeats, which notify no event.
+        # The terms of other routers arrive with heartbeats, which set no event.
         while (  # noqa: ASYNC110
             not self._is_replaced() and loop.time() < deadline_s and not self._is_hurried
         ):

@@ -344,7 +344,7 @@ class Telemetry:
         self._answers.labels(route, method, status_class).inc()
 
     def note_certificate(self, ends_s: float | None) -> None:
-        """Show when the certificate ends that clients are shown, if it is known."""
+        """Show when the certificate for clients expires, if that is known."""
         self._certificate_ends_s.set(ends_s or 0)
 
     def note_router(self, *, is_active: bool, expected: int, answering: int, needed: int) -> None:

@@ -36,7 +36,7 @@ class TurnRequest:
     retain_s: float = 0.0  # within which the client announces its next turn
     prefetch: tuple[AgentId, ...] = ()  # agents whose turns are expected next
     near: NodeName | None = None  # preferred node while it is up, unless an agent is named
-    beside: AgentId | None = None  # agent whose prompt is answered once more; the turn is not kept
+    beside: AgentId | None = None  # agent whose prompt gets another answer; the turn is not kept
     edits: EditMode | None = None  # None: by the agent's directives
     session: AgentId | None = None  # of a coding agent and its sub-agents; only a hint
     sub_agent: AgentId | None = None  # that sent the request; only a hint

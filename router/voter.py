@@ -1,7 +1,7 @@
 """`python -m router.voter`: a process that only grants terms to routers.
 
 Two Macs cannot elect a router without each other; a third machine with this process can. It keeps
-no agents, needs no Ray, and is asked by HTTPS with the fabric's own keys.
+no agents, needs no Ray, and is reached by HTTPS with the fabric's own keys.
 """
 
 import argparse
@@ -85,7 +85,7 @@ class TermFile:
 
 
 class Voter:
-    """Holder of a vote, and the route by which routers ask for it."""
+    """Holder of a vote, and the route by which routers request it."""
 
     def __init__(self, keys: RouterKeys, file: TermFile) -> None:
         self._keys = keys

@@ -58,7 +58,7 @@ Reply = TypeVar("Reply")
 
 CONTROL_PATH: Final = "/internal/control"
 UNKNOWN_CALL: Final = "unknown_call"  # code of the error for a call that is not in the table
-NODE_HEADER: Final = "x-macfabric-node"  # the node that is called: its address may have a new owner
+NODE_HEADER: Final = "x-macfabric-node"  # called node: its address may have been reassigned
 
 
 class CallRoute(Enum):
@@ -69,7 +69,7 @@ class CallRoute(Enum):
     # 1.8 ms (two shared cores, 35 kB), and a move makes two calls while its agent is paused. Such
     # a call may arrive twice, even while the first is being handled; both get the same reply.
     HTTP = "http"
-    # From node to node, over the data plane: what a turn on one asks of another. Such calls change
+    # From node to node, over the data plane, for a turn on the caller. Such calls change
     # nothing but tickets.
     PEER = "peer"
 

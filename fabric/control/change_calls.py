@@ -1,10 +1,10 @@
-"""Heartbeats by difference: what a node's view, links and agents have new since the caller's last.
+"""Incremental heartbeats: changes of a node's view, links and agents since the caller's last.
 
     describe_changes   the fields of the view that changed, and the links that did
     list_changes       the agents that changed, in rows, each sketch from where it changed
 
-A caller names what it has by numbers that the node gave it, and gets all if the node cannot tell
-the difference. An older node refuses these calls as unknown; then `Describe` and `ListAgents` do.
+A caller sends the numbers of the last reply, and gets everything if the node cannot compute the
+difference. An older node refuses these calls as unknown; then `Describe` and `ListAgents` do.
 """
 
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -119,8 +119,8 @@ class AgentRow:
         """Return the row of a listed agent."""
         return cls(to_row(item.view), item.sketch, item.form, item.kept)
 
-    def listed(self) -> AgentSketch:
-        """Return the listed agent; raise RejectedError if the row is not of this version."""
+    def to_agent_sketch(self) -> AgentSketch:
+        """Return the agent with its sketch; raise RejectedError for a row of another version."""
         return AgentSketch(from_row(AgentView, self.view), self.sketch, self.form, self.kept)
 
 
@@ -158,7 +158,7 @@ def from_row(kind: Any, row: Any) -> Any:
 
 def _plain_of(kind: Any, row: Any) -> Any:
     """Return the plain data of a value from its row."""
-    kind = _of_optional(kind)
+    kind = _unwrap_optional(kind)
     if row is None:
         return None
     if isinstance(kind, type) and has_fields(kind):
@@ -176,7 +176,7 @@ def _plain_of(kind: Any, row: Any) -> Any:
 
 
 @cache
-def _of_optional(kind: Any) -> Any:
+def _unwrap_optional(kind: Any) -> Any:
     """Return X for `X | None`."""
     options = [option for option in get_args(kind) if option is not NoneType]
     return options[0] if NoneType in get_args(kind) and len(options) == 1 else kind
@@ -190,7 +190,7 @@ def _kinds(cls: type) -> dict[str, Any]:
 
 
 def _spell_kind(kind: Any) -> str:
-    kind = _of_optional(kind)
+    kind = _unwrap_optional(kind)
     if isinstance(kind, type) and has_fields(kind):
         defaults = {wire_name(each): each.default for each in fields(kind)}
         columns = [

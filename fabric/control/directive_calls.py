@@ -90,7 +90,7 @@ class MemoryView:
     undone: tuple[DirectiveView, ...]
 
 
-def viewed(directive: Directive, number: int | None = None) -> DirectiveView:
+def directive_view(directive: Directive, number: int | None = None) -> DirectiveView:
     """Return the view of a directive; `number` is that of its message."""
     text, span, out = directive.replacement, directive.span, directive.dropped
     is_of_chats = directive.result_of is not None or directive.message_digest is not None

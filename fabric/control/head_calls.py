@@ -1,7 +1,7 @@
-"""Control messages for a beginning of a prompt that one node's turn takes from another node.
+"""Control messages for fetching the beginning of a prompt from another node.
 
-The router names the other node in the turn's request (`HeadLoan`). Only the turn's own node knows
-the prompt's tokens, so it asks by the names of their blocks, over the data plane.
+The router names the other node in the turn's request (`HeadLoan`). Only the turn's own node has the
+prompt's tokens, so it requests blocks by their names, over the data plane.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ from fabric.record.manifest import Placed
 class OfferHead:
     """Request of node `target` for more of a prompt's beginning than it has, once there is more.
 
-    `names` are those of the prompt's whole blocks, under its tenant's salt. A further request of
-    the same name says that the blocks offered before have arrived.
+    `names` are those of the prompt's whole blocks, under its tenant's salt. A further request with
+    the same name confirms that the blocks offered before have arrived.
     """
 
     migration: MigrationId
@@ -45,7 +45,7 @@ class OfferHead:
     is_urgent: bool = True  # a client waits
 
     def __post_init__(self) -> None:
-        """Raise RejectedError for what no node asks."""
+        """Raise RejectedError for values out of range."""
         for name in self.names:
             parse_block_hash(name)
         is_sound = 0 < len(self.names) <= HEAD_TOKENS_MAX // BLOCK_TOKENS
@@ -71,7 +71,7 @@ class LentHead:
     addresses: tuple[Address, ...]
 
     def __post_init__(self) -> None:
-        """Raise RejectedError for what no node lends."""
+        """Raise RejectedError for values out of range."""
         parse_agent_id(self.agent)
         is_sound = 0 < self.epoch <= EPOCH_MAX and 0 < self.tokens <= HEAD_TOKENS_MAX
         require(
@@ -84,7 +84,7 @@ class LentHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadOffer:
-    """Answer to a request for a head; `coming_tokens` are going to be published by a turn.
+    """Answer to a request for a head; a running turn will publish `coming_tokens`.
 
     `is_preparing`: other turns of the tenant have arrived whose tokens are not known yet.
     """

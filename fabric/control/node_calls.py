@@ -73,7 +73,7 @@ class AgentView(AgentName):
     durable: bool = False  # the disk holds all that is in memory
     pinned: bool = False
     pin_held: bool = False  # within its tenant's share; pins beyond it have no effect
-    kept: bool = False  # a replica that a client asked for; it is kept up to date
+    kept: bool = False  # a replica that a client requested; it is kept up to date
     tail: str = ""  # name of the last saved block, which covers all tokens up to its end
     exact_tokens: int | None = None  # before the first edit that kept the cache after it
     edits: tuple[EditNote, ...] = ()  # the newest of those edits
@@ -83,7 +83,7 @@ class AgentView(AgentName):
     branches: int | None = field(default=None, metadata=left_out())
 
 
-ORIGINS_SINCE: Final = 2  # the `CONTROL_VERSION` whose calls name what they are made for
+ORIGINS_SINCE: Final = 2  # first `CONTROL_VERSION` whose calls carry their turn and span
 PRESSURES: Final = ("normal", "warning", "critical")  # memory pressure of a machine
 THERMAL_STATES: Final = ("nominal", "fair", "serious", "critical")  # by NSProcessInfo's number
 
@@ -135,7 +135,7 @@ class NodeView:
     # Of requests that leave fields out; None: built in.
     sampling: tuple[SamplingDefault, ...] | None = field(default=None, metadata=left_out())
     router: TermView | None = field(default=None, metadata=left_out())  # None: it granted no term
-    # Of its data plane; None: before nodes asked each other for beginnings of prompts.
+    # Of its data plane; None: before nodes lent each other beginnings of prompts.
     protocol: int | None = field(default=None, metadata=left_out())
     # Versions by program; None: before turns had names and times.
     build: dict[str, str] | None = field(default=None, metadata=left_out())
@@ -154,7 +154,7 @@ class NodeView:
 
     @property
     def reads_origins(self) -> bool:
-        """Whether it reads calls that name their turn and its span."""
+        """Whether it reads calls that carry their turn and span."""
         return (self.control or 1) >= ORIGINS_SINCE
 
 
@@ -191,7 +191,7 @@ class AgentList:
     changes: int  # the list is complete up to this change
     agents: tuple[AgentSketch, ...]
     since: int = 0  # 0: agents that are not listed are not on the node
-    gone: tuple[AgentName, ...] = ()  # on the node at `since`, and gone now
+    gone: tuple[AgentName, ...] = ()  # on the node at `since`, but no longer
     more: bool = False  # there are more changes after `changes`
 
 

@@ -1,4 +1,4 @@
-"""Terms of routers: which of several may change the fabric, granted by the nodes themselves.
+"""Terms of routers: nodes grant one of several routers the right to change the fabric.
 
     GrantTerm(term) ──▶ every voter      granted: no other router gets one for `lease_s`
     any changing call carries its term   lower than the granted one: 409 old_router
@@ -27,13 +27,13 @@ class GrantTerm:
     """Request for a term, or for more time in it; a trial changes nothing."""
 
     term: int
-    router: str  # the life of a router's process, which has its terms for itself
+    router: str  # one run of a router's process, which shares its terms with no other
     lease_s: float  # 0 gives the term up
     url: str = ""  # at which the router serves clients
     is_trial: bool = False
 
     def __post_init__(self) -> None:
-        """Raise RejectedError for values that no router sends."""
+        """Raise RejectedError for values out of range."""
         if not 0 < self.term <= TERM_MAX:
             message = f"a term must be a number from 1 to {TERM_MAX}"
             raise RejectedError(message, code="invalid_term")
@@ -73,15 +73,15 @@ NO_TERM: Final = TermView(0, "")
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """Promise of a voter: a term, and how long by its own clock no other router gets one."""
+    """Promise of a voter: a term, and until when, by its own clock, no other router gets one."""
 
     granted: TermView = NO_TERM
     until_s: float = 0.0
 
     def is_for(self, call: GrantTerm) -> bool:
-        """Return whether the call's router has the call's term here.
+        """Return whether this ballot grants the call's term to its router.
 
-        A term that a changing call proved has no router's name yet; only its router uses it.
+        A term that a changing call proved has no router's name yet; only that router uses it.
         """
         return self.granted.term == call.term and self.granted.router in {"", call.router}
 
@@ -98,7 +98,7 @@ class Ballot:
             return None
         return Ballot(TermView(call.term, call.router, call.url), now_s + call.lease_s)
 
-    def proven(self, term: int, now_s: float) -> "Ballot":
+    def with_proven_term(self, term: int, now_s: float) -> "Ballot":
         """Return the ballot after a changing call of a later term, which most voters granted."""
         return Ballot(TermView(term, ""), now_s + TERM_LEASE_S)
 
@@ -113,7 +113,7 @@ class Ballot:
         return term is not None and term > self.granted.term
 
     def check(self, term: int | None, now_s: float) -> None:
-        """Raise OldRouterError for a changing call of a router whose term is over here."""
+        """Raise OldRouterError for a changing call of a router whose term has ended here."""
         granted = self.granted.term
         if granted and (term or 0) < granted:
             sent = f"term {term} is over" if term else "the call has no term"
@@ -122,7 +122,7 @@ class Ballot:
                 "a fabric with a standby takes changes from its active router only"
             )
             raise OldRouterError(message)
-        is_named = bool(self.granted.router)  # else its router asks for no lease here, or cannot
+        is_named = bool(self.granted.router)  # else its router requests no lease here, or cannot
         if granted and term == granted and is_named and now_s >= self.until_s:
             message = f"the lease of term {granted} has ended here; its router must renew it"
             raise OldRouterError(message)

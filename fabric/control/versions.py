@@ -1,4 +1,4 @@
-"""Versions of the control calls that a node and a router speak, and whether they serve together.
+"""Versions of control calls that a node and a router support, and whether they are compatible.
 
     node reports      control 3, control_min 2      it serves routers of version 2 and later
     router            CONTROL_VERSION 2             it speaks 2, and serves nodes of
@@ -20,7 +20,7 @@ _FIRST: Final = 1  # version of nodes that report none
 
 
 def check_versions(node: NodeName, reported: Mapping[str, object]) -> None:
-    """Raise FabricError if this router and a node, by its report, have no version in common."""
+    """Raise FabricError if a node reports no version in common with this router."""
     speaks, least = (reported.get(name) or _FIRST for name in ("control", "control_min"))
     if not isinstance(speaks, int) or not isinstance(least, int):
         return  # the view that has these is invalid
@@ -30,12 +30,12 @@ def check_versions(node: NodeName, reported: Mapping[str, object]) -> None:
         what, remedy = f"no version of control calls before {least}", "upgrade the router"
     else:
         return
-    own = f"{CONTROL_VERSION_MIN} to {CONTROL_VERSION}"
-    message = f"{node} speaks {what}, and this router speaks {own}: {remedy}"
+    supported = f"{CONTROL_VERSION_MIN} to {CONTROL_VERSION}"
+    message = f"{node} speaks {what}, and this router speaks {supported}: {remedy}"
     raise FabricError(message, code=OTHER_VERSION)
 
 
-def why_refused(error: FabricError) -> str | None:
+def version_mismatch_message(error: FabricError) -> str | None:
     """Return the message for a node with answers of another version; None for other errors."""
     if error.code == BAD_NODE_ANSWER:
         return f"{error.message} (router and node may be of different versions: upgrade both)"

@@ -63,7 +63,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._closes_after_body = False
         self._discarded_bytes = -1  # at the last check
         self._running: Any = None  # the request being served; `cycle` is the last one parsed
-        self._since_s = 0.0  # the connection's begin, or its last progress
+        self._since_s = 0.0  # the connection's start, or its last progress
         self._headers_count = self._headers_bytes = 0
         self._unsent_bytes = 0
         self._unsent_since_s = 0.0
@@ -142,7 +142,7 @@ class GuardedConnection(HttpToolsProtocol):
         if lingering.is_late(self, waits_s):
             self.drop()
         elif ends and last_bytes == self._discarded_bytes and not self.transport.can_write_eof():
-            self.transport.close()  # over TLS, nothing else tells the client that this is the end
+            self.transport.close()  # over TLS, only this signals the end to the client
         else:
             self.flow.resume_reading()
 
@@ -225,7 +225,7 @@ class GuardedConnection(HttpToolsProtocol):
     # Refusals
 
     def _close_after_body(self) -> None:
-        """Close once the client has sent its body: sooner, it would lose the answer."""
+        """Close once the client has sent its body: closing sooner would lose the answer."""
         if self._is_whole or self._running is not self.cycle:
             self.transport.close()
             return
@@ -257,10 +257,10 @@ class GuardedConnection(HttpToolsProtocol):
                 self.transport.close()
                 return
             self.cycle.disconnected = True  # the application need not answer
-            self.cycle.waiting_for_100_continue = False  # nor ask for the body
+            self.cycle.waiting_for_100_continue = False  # nor request the body
             self.cycle.message_event.set()
         self.transport.write(refusal(*self._refusal))
-        self.table.lingering.add(self)  # closing now could take the answer away again
+        self.table.lingering.add(self)  # closing now could discard the answer
         if self.transport.can_write_eof():
             self.transport.write_eof()
 

@@ -1,4 +1,4 @@
-"""Digest of the installed code: an upgrade restarts the processes that run another one."""
+"""Digest of the installed code: an upgrade restarts the processes that run different code."""
 
 from functools import cache
 from hashlib import blake2b

@@ -39,7 +39,7 @@ def open_tracer(settings: TracingSettings, process: str) -> "OtelTracer":
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-    # It warns of each lost span; `_Reporting` says it once.
+    # It warns of each lost span; `_Reporting` logs once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     for name in ("opentelemetry.sdk._shared_internal", "opentelemetry.exporter.otlp"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -68,7 +68,7 @@ def open_tracer(settings: TracingSettings, process: str) -> "OtelTracer":
 
 
 class _Reporting:
-    """Exporter that logs once when the collector stops taking spans, and when it takes them."""
+    """Exporter that logs once when the collector stops accepting spans, and when it resumes."""
 
     def __init__(self, exporter: Any, endpoint: str) -> None:
         self._exporter = exporter

@@ -1,4 +1,4 @@
-"""Whether a body arrives fast enough: judged over all of it, so that single bytes win no time."""
+"""Pace of an arriving body, judged over all of it, so that sending single bytes gains no time."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ class Pace:
         return max(0.0, allowed_s - self._waited_s)
 
     def add(self, bytes_count: int, waited_s: float) -> None:
-        """Count received bytes, and the seconds that the sender alone took."""
+        """Count received bytes, and the seconds spent waiting for the sender."""
         self._bytes_count += bytes_count
         self._waited_s += waited_s
 

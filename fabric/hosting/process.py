@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 OPEN_FILES: Final = 10_240  # connections of HTTP and transfers, and block files
-SWITCH_S: Final = 0.001  # Python's own is 5 ms, which a token waits for a thread that computes
+SWITCH_S: Final = 0.001  # Python's default of 5 ms delays a token while another thread computes
 
 
 def raise_open_files_limit() -> None:
@@ -17,12 +17,12 @@ def raise_open_files_limit() -> None:
     macOS refuses more than `kern.maxfilesperproc`, which is below the hard limit it reports.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    while soft != resource.RLIM_INFINITY and soft < wanted:
+    target = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    while soft != resource.RLIM_INFINITY and soft < target:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
         except (OSError, ValueError):
-            wanted //= 2
+            target //= 2
         else:
             return
 

@@ -1,4 +1,4 @@
-"""The ballot of a process that votes for routers: each promise is stored before it is answered."""
+"""The ballot of a process that votes for routers: each promise is stored before the reply."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from fabric.limits import TERM_LEASE_S
 
 
 class StoredBallot:
-    """Ballot that changes one call at a time, and not before its term is stored."""
+    """Ballot that handles one call at a time, and changes only after its term is stored."""
 
     def __init__(
         self, write: Callable[[TermView], Awaitable[None]], now_s: Callable[[], float]
@@ -26,7 +26,7 @@ class StoredBallot:
         return self._ballot.granted
 
     def recall(self, granted: TermView) -> None:
-        """Take up the stored term of the previous process.
+        """Restore the term that the previous process stored.
 
         What is left of its lease is unknown, so the lease starts again.
         """
@@ -42,7 +42,7 @@ class StoredBallot:
             return self._ballot.answer(now_s, granted=after is not None)
 
     async def follow(self, term: int | None) -> FabricError | None:
-        """Obey a later term that a changing call proves; return why it could not be stored.
+        """Adopt a later term that a changing call proves; return why it could not be stored.
 
         That is no vote: earlier routers are refused for as long as this process lives.
         """
@@ -51,7 +51,7 @@ class StoredBallot:
         async with self._changing:
             if term is None or not self._ballot.is_later(term):
                 return None
-            proven = self._ballot.proven(term, self._now_s())
+            proven = self._ballot.with_proven_term(term, self._now_s())
             try:
                 await self._adopt(proven)
             except FabricError as error:
@@ -60,7 +60,7 @@ class StoredBallot:
         return None
 
     def check(self, term: int | None) -> None:
-        """Raise OldRouterError for a changing call of a router whose term is over."""
+        """Raise OldRouterError for a changing call of a router whose term has ended."""
         self._ballot.check(term, self._now_s())
 
     async def _adopt(self, ballot: Ballot) -> None:

@@ -1,7 +1,7 @@
 """TLS handshakes of a guarded HTTP server, registered and timed from the first byte.
 
-A server that is given a TLS context sees a connection only after its handshake, and asyncio lets
-that take a minute.
+A server with a TLS context gets a connection only after its handshake, and asyncio allows that a
+minute.
 """
 
 import ssl
@@ -29,7 +29,7 @@ class TlsGate(SSLProtocol):
             loop,
             http,
             context,
-            waiter=None,  # type: ignore[arg-type]  # typeshed knows no default
+            waiter=None,  # type: ignore[arg-type]  # typeshed lacks the default
             server_side=True,
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,  # type: ignore[arg-type]  # nor floats
             ssl_shutdown_timeout=HANDSHAKE_TIMEOUT_S,  # an unresponsive peer must not delay a stop
@@ -73,7 +73,7 @@ class TlsGate(SSLProtocol):
             super().buffer_updated(nbytes)
         elif not self._raw.is_closing():
             self._raw.write(_CLEAR_TEXT)
-            self._raw.write_eof()  # closing now could take the answer away again
+            self._raw.write_eof()  # closing now could discard the answer
             self.table.lingering.add(self)
 
     def eof_received(self) -> Any:

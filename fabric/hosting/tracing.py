@@ -3,10 +3,10 @@
     turn ──▶ placement, queue, move ──▶ serve (on its node) ──▶ queue, prepare, load, prefill, …
                   └ offer_migration, copy_blocks, … on both nodes of the move ──▶ fetch
 
-Off until `begin_tracing`: then a span costs one look at a variable. A span names its turn, nodes
-and counts, and tenants and agents by their digests; it never has text of a prompt or a key. The
-current span travels as W3C's `traceparent`, in a turn's request and with control calls.
-`fabric/hosting/otel_spans.py` is the one module that knows OpenTelemetry.
+Off until `begin_tracing`; while off, a span costs one look-up of a variable. A span names its turn,
+nodes and counts, and tenants and agents by their digests; it never has text of a prompt or a key.
+The current span travels as W3C's `traceparent`, in a turn's request and with control calls.
+`fabric/hosting/otel_spans.py` is the one module that imports OpenTelemetry.
 """
 
 import logging
@@ -104,7 +104,7 @@ def begin_tracing(settings: TracingSettings, process: str) -> None:
 
 
 def end_tracing() -> None:
-    """Send what is left, and no spans from now on."""
+    """Send the remaining spans, and stop tracing."""
     tracer, _Process.tracer = _Process.tracer, None
     if tracer is not None:
         tracer.close()

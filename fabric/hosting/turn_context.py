@@ -1,6 +1,6 @@
-"""Turn that the running code works for, and its span in a trace.
+"""Turn that the current task works for, and its span in a trace.
 
-Lines of a log name the turn. Both are those of a task, and of the tasks that it creates.
+Log lines carry the turn's id. A task passes both on to the tasks that it creates.
 """
 
 from collections.abc import Iterator

@@ -72,14 +72,14 @@ def shift_runs(shifts: Iterable[Shift], tokens_count: int) -> Iterator[Shift]:
         yield Shift(at, tokens_count, 0)
 
 
-def why_unshiftable(spec: ModelCacheSpec) -> str:
-    """Return why rows of a model's caches cannot be moved; "" if they can."""
+def unshiftable_reason(spec: ModelCacheSpec) -> str:
+    """Return the reason why rows of a model's caches cannot be moved; "" if they can."""
     if not spec.layers:
         return "the layout of the model's caches is unknown"
-    return next((why for why in map(_why_unshiftable, spec.layers) if why), "")
+    return next((why for why in map(_find_unshiftable_reason, spec.layers) if why), "")
 
 
-def _why_unshiftable(layer: LayerSpec) -> str:
+def _find_unshiftable_reason(layer: LayerSpec) -> str:
     if layer.kind is LayerKind.RECURRENT:
         return "recurrent layers keep all tokens in one state, from which none can be removed"
     if layer.is_chunked:
@@ -115,12 +115,12 @@ class Arrangement:
     @classmethod
     def of(cls, ranges: Iterable[Range], shifts: Iterable[Shift]) -> "Arrangement":
         """Return the arrangement with valid tokens in `ranges`, which may adjoin or be empty."""
-        held, far = _merge_ranges(ranges), merge_shifts(shifts)
-        assert _are_ascending(held), "ranges are in order"
-        assert _are_ascending((s.start, s.end) for s in far), "shifts are in order"
-        assert _are_within(far, held), "only valid tokens have shifts"
-        count = held[0][1] if held and held[0][0] == 0 else 0
-        return cls(count, held[1:] if count else held, far)
+        valid, moved = _merge_ranges(ranges), merge_shifts(shifts)
+        assert _are_ascending(valid), "ranges are in order"
+        assert _are_ascending((s.start, s.end) for s in moved), "shifts are in order"
+        assert _are_within(moved, valid), "only valid tokens have shifts"
+        count = valid[0][1] if valid and valid[0][0] == 0 else 0
+        return cls(count, valid[1:] if count else valid, moved)
 
     @property
     def end(self) -> int:
@@ -131,8 +131,8 @@ class Arrangement:
         """Return the arrangement after `moves`; tokens that no move covers are dropped."""
         moves = [move for move in moves if move.start != move.end]
         assert _are_ascending((m.start, m.end) for m in moves), "moves keep the tokens' order"
-        held = _merge_ranges([(0, self.tokens_count), *self.ahead])
-        assert _are_within(moves, held), "only valid tokens can be moved"
+        valid = _merge_ranges([(0, self.tokens_count), *self.ahead])
+        assert _are_within(moves, valid), "only valid tokens can be moved"
         places = [(move.new_start, move.new_end) for move in moves]
         return Arrangement.of(places, (s for move in moves for s in self._shifts_after(move)))
 

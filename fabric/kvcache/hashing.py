@@ -1,6 +1,6 @@
 """Identity and integrity: keyed block hashes, tenant salts, payload checksums.
 
-BLAKE2b decides identity because equality is by digest alone; xxh3 only detects damage.
+BLAKE2b decides identity, since only digests are compared; xxh3 only detects damage.
 """
 
 from collections.abc import Iterable, Sequence

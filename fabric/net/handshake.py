@@ -1,7 +1,7 @@
 """Handshake by which two nodes prove that they hold the cluster's key, and derive session keys.
 
 All of it covers the whole transcript: both names and nonces, the model, and whether the rest is
-encrypted. Both ends notice any change of it on the way.
+encrypted. Both ends detect any change of it in transit.
 """
 
 import hmac
@@ -19,7 +19,7 @@ SESSION_KEY_BYTES: Final = 32
 
 
 class HandshakeRole(StrEnum):
-    """Which end of a connection proves itself; keeps a proof from being reflected."""
+    """End of a connection that proves itself; prevents reflection of a proof."""
 
     CLIENT = "client"
     SERVER = "server"

@@ -38,7 +38,7 @@ def is_local(host: str, interfaces: Sequence[Interface]) -> bool:
     return ip_address(host).is_loopback or any(i.host == host for i in interfaces)
 
 
-def leading_to(
+def interfaces_reaching(
     host: str, kind: LinkKind | None, interfaces: Sequence[Interface]
 ) -> list[Interface]:
     """Return the interfaces whose network contains a peer's address, the right cable first.
@@ -97,8 +97,8 @@ def parse_ifconfig(text: str, ports: Mapping[str, str]) -> list[Interface]:
 def darwin_kind(device: str, ports: Mapping[str, str]) -> LinkKind:
     """Return the kind of link by the device and the port's name.
 
-    `bridge0` is the Thunderbolt bridge under whatever name the user's language gives it; an
-    Ethernet adapter that hangs on Thunderbolt has both words in its name.
+    `bridge0` is the Thunderbolt bridge, whose port name depends on the user's language; the name of
+    an Ethernet adapter on Thunderbolt has both words.
     """
     port = ports.get(device, "")
     if re.search(r"Wi-?Fi|AirPort|WLAN", port):

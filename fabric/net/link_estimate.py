@@ -179,8 +179,8 @@ def _probe_rest_s(link: LinkEstimate) -> float:
 
 def probe_bytes(link: LinkEstimate) -> int:
     """Return the size of a probe: enough to measure, yet brief if the nominal rate is wrong."""
-    wanted = int(link.expected_bytes_per_s * PROBE_TARGET_S)
-    return max(PROBE_BYTES_MIN, min(PROBE_BYTES_MAX, wanted))
+    target_bytes = int(link.expected_bytes_per_s * PROBE_TARGET_S)
+    return max(PROBE_BYTES_MIN, min(PROBE_BYTES_MAX, target_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class LinkView:
     problem: str | None = None  # a code of `node.net.probe`
     rtt_s: float | None = None
     bytes_per_s: float | None = None
-    age_s: float | None = None  # since anything was heard over this link
+    age_s: float | None = None  # since the last answer over this link
     rate_age_s: float | None = None  # since the rate was measured
 
 

@@ -1,6 +1,6 @@
 """A capability to fetch one agent's blocks from one node, for one migration.
 
-A hash alone fetches nothing: the source signs what it offers, keeps the list of blocks it
+A hash alone authorizes nothing: the source signs what it offers, keeps the list of blocks it
 offered, and both the signature and the list must agree with the target's request.
 """
 

@@ -115,7 +115,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The server's nonce, what was agreed, and its proof over these and the whole Hello."""
+    """The server's nonce, the agreed encryption, and its proof over these and the whole Hello."""
 
     nonce: bytes
     proof: bytes
@@ -193,7 +193,7 @@ class PayloadHead:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Asks for a Pong of the same number: the link's round trip."""
+    """Request for a Pong of the same number, to measure the link's round trip."""
 
     number: int
 
@@ -204,7 +204,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Answers a Ping."""
+    """Answer to a Ping."""
 
     number: int
 
@@ -222,7 +222,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeChunk:
-    """Some of the bytes that a Probe asked for; as a frame they are authenticated like all."""
+    """Part of the bytes that a Probe requested; authenticated like every frame."""
 
     data: bytes
 
@@ -247,7 +247,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The client has received everything."""
+    """Notice of a client that has received everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class PeerReply:
 Further = Ping | Pong | Probe | ProbeChunk | PeerCall | PeerReply
 Message = Hello | Challenge | Proof | FetchRequest | PayloadHead | Refusal | Goodbye | Further
 
-# Before the proof a stranger speaks: those frames are small enough to cost nothing.
+# Before its proof the peer is unknown: those frames are small enough to cost nothing.
 _KINDS: Final[dict[int, tuple[type[Message], int]]] = {
     1: (Hello, 512),
     2: (Challenge, 256),

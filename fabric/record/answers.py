@@ -168,7 +168,7 @@ class BesideTexts:
         return [] if is_message else self.numbers(start, end, chars)
 
     def kept_with(self, text: str) -> list[tuple[int, ...]]:
-        """List, for each kept answer that contains a text, the messages that it may be."""
+        """List the candidate messages of each kept answer that contains a text."""
         forms = spellings(text)
         having = (answer for answer in self.answers if _has_any(forms, answer))
         return [numbers for answer in having if (numbers := tuple(self._numbers_of(answer)))]

@@ -40,9 +40,9 @@ def branches_after(
     if not branches:
         return None
     refs = [ref for branch in branches for ref in branch.refs]
-    gone = {*record.refs}.intersection(refs)
-    gone.update(missing(refs))
-    return without_refs(tuple(branches), gone, most=BRANCHES_MAX)
+    dropped_refs = {*record.refs}.intersection(refs)
+    dropped_refs.update(missing(refs))
+    return without_refs(tuple(branches), dropped_refs, most=BRANCHES_MAX)
 
 
 def without_refs(
@@ -51,17 +51,17 @@ def without_refs(
     """Return the newest branches without some blocks; None if nothing is left."""
     if not branches:
         return None
-    left = (
+    remaining = (
         replace(branch, refs=tuple(ref for ref in branch.refs if ref not in gone))
         for branch in branches
     )
-    return tuple(branch for branch in left if branch.refs)[-most:] or None
+    return tuple(branch for branch in remaining if branch.refs)[-most:] or None
 
 
 def _found_by_tokens(record: Manifest) -> list[BlockRef]:
     """List the blocks of a record that other prompts with its tokens find."""
     if record.edited is not None:
         return []
-    found = [piece.block for piece in record.pieces if piece.tokens_count == BLOCK_TOKENS]
+    blocks = [piece.block for piece in record.pieces if piece.tokens_count == BLOCK_TOKENS]
     places = (*record.windows, *record.states)
-    return found + [place.block for place in places if place.end % BLOCK_TOKENS == 0]
+    return blocks + [place.block for place in places if place.end % BLOCK_TOKENS == 0]

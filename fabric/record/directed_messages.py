@@ -42,7 +42,7 @@ def edit_messages(
     salt: bytes = b"",
     sent: Sequence[Message] | None = None,
 ) -> DirectedMessages:
-    """Apply directives to messages; of two for a whole message the newer one counts.
+    """Apply directives to messages; of two for a whole message, the newer one wins.
 
     `sent` are the messages as their client spells them, with its own ids of calls.
     """
@@ -55,20 +55,20 @@ def edit_messages(
     redacted: dict[int, Message] = {}
     renamed: dict[str, tuple[str, str]] = {}  # ids of calls: their new ids and names
     for number, message in enumerate(messages):
-        concerned = _concerning(message, by_number.get(number, ()))
-        left = _edit_message(message, sent[number], concerned)
+        matching = _concerning(message, by_number.get(number, ()))
+        replacements = _edit_message(message, sent[number], matching)
         matched |= {
             id(directive): _note_digest(directive, message, sent[number], salt)
-            for directive in concerned
+            for directive in matching
         }
         if message.role is MessageRole.ASSISTANT:
-            renamed = _renamed_calls(message, left)
-        left = tuple(_answering(answer, message, renamed) for answer in left)
-        edited += left
-        if _has_lost_parts(message, left, concerned):
-            redacted[number] = left[0] if left else Message(message.role, ())
-        text = "".join(left[0].texts) if left else None
-        is_edited = any(directive.is_whole or directive.span is not None for directive in concerned)
+            renamed = _renamed_calls(message, replacements)
+        replacements = tuple(_answering(answer, message, renamed) for answer in replacements)
+        edited += replacements
+        if _has_lost_parts(message, replacements, matching):
+            redacted[number] = replacements[0] if replacements else Message(message.role, ())
+        text = "".join(replacements[0].texts) if replacements else None
+        is_edited = any(directive.is_whole or directive.span is not None for directive in matching)
         chars = sum(map(len, message.texts))
         positions.append(SentMessage(message.role, digests[number], chars, text, is_edited))
     parts = _parts_of(messages, sent)
@@ -213,11 +213,11 @@ def _replace_message(message: Message, text: str | None) -> tuple[Message, ...]:
     return (replace(emptied, texts=(text or "",), reasoning=None),)
 
 
-def _renamed_calls(message: Message, left: Sequence[Message]) -> dict[str, tuple[str, str]]:
+def _renamed_calls(message: Message, replacements: Sequence[Message]) -> dict[str, tuple[str, str]]:
     """Return the changed ids and names of calls, since their results name them too."""
-    if not left or len(left[0].uses) != len(message.uses):
+    if not replacements or len(replacements[0].uses) != len(message.uses):
         return {}
-    pairs = zip(message.uses, left[0].uses, strict=True)
+    pairs = zip(message.uses, replacements[0].uses, strict=True)
     return {
         old.id: (new.id or "", new.name)
         for old, new in pairs
@@ -225,15 +225,17 @@ def _renamed_calls(message: Message, left: Sequence[Message]) -> dict[str, tuple
     }
 
 
-def _answering(left: Message, message: Message, renamed: Mapping[str, tuple[str, str]]) -> Message:
+def _answering(
+    answer: Message, message: Message, renamed: Mapping[str, tuple[str, str]]
+) -> Message:
     if message.result_of is None or message.result_of not in renamed:
-        return left
+        return answer
     new_id, name = renamed[message.result_of]
-    return replace(left, result_of=new_id, name=None if left.name is None else name)
+    return replace(answer, result_of=new_id, name=None if answer.name is None else name)
 
 
 def _has_lost_parts(
-    message: Message, left: Sequence[Message], concerned: Sequence[Directive]
+    message: Message, replacements: Sequence[Message], matching: Sequence[Directive]
 ) -> bool:
     """Return whether thoughts or calls of an answer were changed.
 
@@ -241,9 +243,12 @@ def _has_lost_parts(
     """
     if message.role is not MessageRole.ASSISTANT:
         return False
-    if any(directive.is_whole for directive in concerned):
+    if any(directive.is_whole for directive in matching):
         return True
-    return not left or (left[0].reasoning, left[0].uses) != (message.reasoning, message.uses)
+    return not replacements or (replacements[0].reasoning, replacements[0].uses) != (
+        message.reasoning,
+        message.uses,
+    )
 
 
 def _parts_of(

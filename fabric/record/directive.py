@@ -116,12 +116,12 @@ def live(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
 
 def undone(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
     """Return the undone directives, the newest last."""
-    gone = [directive for directive in directives or () if not directive.is_live]
-    return tuple(gone[-UNDONE_SHOWN_MAX:])
+    undone_directives = [directive for directive in directives or () if not directive.is_live]
+    return tuple(undone_directives[-UNDONE_SHOWN_MAX:])
 
 
 def is_to_forget(directives: Iterable[Directive]) -> bool:
-    """Return whether the cache still contains a text that a directive tells it to forget."""
+    """Return whether the cache still contains a text that a directive forgets."""
     return any(
         directive.mode is EditMode.FORGET and not directive.is_applied for directive in directives
     )
@@ -136,10 +136,10 @@ def mark_applied(
     directives: Sequence[Directive], matched: Sequence[Directive]
 ) -> tuple[Directive, ...] | None:
     """Mark the matched directives as applied; return all, or None if there are none."""
-    known = {_bare(directive): directive.dropped for directive in matched}
+    dropped_texts = {_bare(directive): directive.dropped for directive in matched}
     updated = (
-        replace(directive, is_applied=True, dropped=known[_bare(directive)])
-        if _bare(directive) in known
+        replace(directive, is_applied=True, dropped=dropped_texts[_bare(directive)])
+        if _bare(directive) in dropped_texts
         else directive
         for directive in directives
     )

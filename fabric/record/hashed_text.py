@@ -1,6 +1,6 @@
 """Hash of a text that a directive removes, to find the text again without storing it.
 
-A record must not keep what it was asked to forget. So it keeps the text's length, a digest, and 16
+A record must not keep a text that it must forget. So it keeps the text's length, a digest, and 16
 bits of a rolling hash that finds the few places where the digest has to be compared.
 """
 

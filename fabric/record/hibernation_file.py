@@ -60,8 +60,8 @@ class FrameKind(IntEnum):
 class SignedWith(StrEnum):
     """Owner of the key that makes the tags."""
 
-    FABRIC = "fabric"  # the cluster key and the tenant: comes back to this fabric only
-    KEY = "key"  # from the caller: can be read wherever that key is
+    FABRIC = "fabric"  # the cluster key and the tenant: for this fabric only
+    KEY = "key"  # from the caller: for any fabric with that key
 
 
 _LENGTH_MAX: Final = {
@@ -78,7 +78,7 @@ class HibernationHeader:
     """First frame of a file: its description."""
 
     signed_with: SignedWith
-    key_id: bytes  # tells a wrong key from a damaged file
+    key_id: bytes  # distinguishes a wrong key from a damaged file
     salt: bytes  # from which the owner of the caller's key derives it again; not secret
     tenant: TenantId  # empty in a file that may leave the fabric
     agent: AgentId

@@ -82,7 +82,7 @@ class Layout:
         """Return whether any part was computed before an earlier part was edited."""
         return self.head_tokens > 0 and self.tokens_count > self.exact_tokens
 
-    def as_it_is(self) -> "Layout":
+    def without_needless_head(self) -> "Layout":
         """Return the layout without a head if no edit affects any of its parts."""
         return self if self.is_edited else Layout(self.parts, states=self.states)
 
@@ -98,9 +98,13 @@ class Layout:
         """The arrangement of a cache that is restored from this layout."""
         if not self.head_tokens and Hole not in map(type, self.parts):
             return Arrangement.of([(0, self.tokens_count)], ())
-        held = [(start, end, part) for start, end, part in self.placed() if isinstance(part, Held)]
-        ranges = [(start, end) for start, end, _ in held]
-        shifts = [Shift(start, end, p.piece.delta) for start, end, p in held if p.piece.delta]
+        stored_parts = [
+            (start, end, part) for start, end, part in self.placed() if isinstance(part, Held)
+        ]
+        ranges = [(start, end) for start, end, _ in stored_parts]
+        shifts = [
+            Shift(start, end, p.piece.delta) for start, end, p in stored_parts if p.piece.delta
+        ]
         return Arrangement.of(ranges, shifts)
 
     @property
@@ -156,10 +160,12 @@ class Layout:
             ),
             self.tokens_count,
         )
-        return self.cut(end).losing(missing)
+        return self.cut(end).with_lost_blocks(missing)
 
-    def losing(self, lost: AbstractSet[BlockRef], windows_from: int = AGENT_TOKENS_MAX) -> "Layout":
-        """Mark the parts of lost blocks as being in memory only, so that they are saved again.
+    def with_lost_blocks(
+        self, lost: AbstractSet[BlockRef], windows_from: int = AGENT_TOKENS_MAX
+    ) -> "Layout":
+        """Return the layout with parts of lost blocks marked to be saved again from memory.
 
         Memory has window rows from `windows_from` on. Parts there are saved again together with
         their windows, under a new name.

@@ -79,7 +79,7 @@ class AgentSettings:
         return unless_default(AgentSettings(is_private=self.is_private))
 
     def of_fork(self) -> "AgentSettings | None":
-        """Return the settings of a new agent with the same cache: its worth starts anew."""
+        """Return the settings of a new agent with the same cache, reset to default retention."""
         return unless_default(replace(self, is_closed=False, decays_after_s=None))
 
     def is_spent(self, idle_s: float) -> bool:
@@ -163,7 +163,7 @@ class Manifest:
     settings: AgentSettings | None = field(
         default=None, metadata={**left_out(), **on_wire("wishes")}
     )
-    # Names the rows that it lends; another one once what was lent before must go.
+    # Series of the rows that it lends; replaced once rows lent before must be removed.
     series: str | None = field(default=None, metadata=left_out())
     # What the messages of `positions` have besides text; None: not known.
     parts: tuple[OtherParts, ...] | None = field(default=None, metadata=left_out())
@@ -226,11 +226,11 @@ class Manifest:
         return sum(ref.payload_bytes for ref in self.refs)
 
     def sealed(self, migration: MigrationId, to: NodeName) -> "Manifest":
-        """Return it as the final record that `migration` takes to another node."""
+        """Return the record as the final one that `migration` takes to another node."""
         return replace(self, state=OwnerState.SEALED, migration=migration, sealed_to=to)
 
-    def stepped_down(self, owner: NodeName, epoch: int) -> "Manifest":
-        """Return it as the replica that is left where another node owns `epoch`."""
+    def as_replica(self, owner: NodeName, epoch: int) -> "Manifest":
+        """Return the record as a replica, once another node owns the agent at `epoch`."""
         return replace(
             self,
             state=OwnerState.REPLICA,

@@ -42,8 +42,8 @@ class OtherParts:
 
 def other_parts(number: int, message: Message, sent: Message) -> OtherParts | None:
     """Describe a message; `sent` is how its client spells it. Return None if it is text only."""
-    own = [use.id for one in (message, sent) for use in one.uses]
-    ids = {*own, message.result_of, sent.result_of} - {None}
+    call_ids = [use.id for one in (message, sent) for use in one.uses]
+    ids = {*call_ids, message.result_of, sent.result_of} - {None}
     chars = sum(map(len, _all_parts(message)))
     if not ids and not chars:
         return None
@@ -154,10 +154,10 @@ def _arguments_without(
     parsed = read_object(arguments) if isinstance(arguments, str) else dict(arguments)
     if parsed is None:
         return replace_text(wanted, str(arguments), text)
-    left: dict[str, Any] = _without(parsed, wanted, text, JSON_DEPTH_MAX)
-    if not text_places(wanted, text) and any(text_places(wanted, e) for e in _spellings(left)):
-        left = {}  # it is a number, or spans several values
-    return json.dumps(left, ensure_ascii=False) if isinstance(arguments, str) else left
+    remaining: dict[str, Any] = _without(parsed, wanted, text, JSON_DEPTH_MAX)
+    if not text_places(wanted, text) and any(text_places(wanted, e) for e in _spellings(remaining)):
+        remaining = {}  # it is a number, or spans several values
+    return json.dumps(remaining, ensure_ascii=False) if isinstance(arguments, str) else remaining
 
 
 def _without(value: Any, wanted: HashedText, text: str, depth: int) -> Any:

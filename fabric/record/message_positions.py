@@ -125,14 +125,20 @@ def _place_messages(
     sent: Iterable[SentMessage], text: bytes, marks: Sequence[tuple[int, int]]
 ) -> Iterator[MessagePosition]:
     starts, ends = [start for start, _ in marks], [end for _, end in marks]
-    done = 0
+    placed_end = 0
     for message in sent:
         position = MessagePosition(
             message.role, message.digest, message.chars, is_edited=message.is_edited
         )
         shown = (message.text or "").strip()
-        wanted = shown.encode("utf-8", "replace")
-        at = text.find(wanted, done, done + len(wanted) + MESSAGE_GAP_BYTES_MAX) if wanted else -1
+        shown_bytes = shown.encode("utf-8", "replace")
+        at = (
+            text.find(
+                shown_bytes, placed_end, placed_end + len(shown_bytes) + MESSAGE_GAP_BYTES_MAX
+            )
+            if shown_bytes
+            else -1
+        )
         lead = len(message.text or "") - len((message.text or "").lstrip())
         if at < 0 or lead > _LEAD_MAX:
             yield position
@@ -140,11 +146,11 @@ def _place_messages(
         following = bisect_left(starts, at)
         until = starts[following] if following < len(starts) else len(text)
         opened = bisect_right(ends, at)
-        since = max(done, ends[opened - 1] if opened else 0)
-        is_alone = opened == following and at + len(wanted) <= until
-        if is_alone and text.count(wanted, since, until) == 1:
-            yield replace(position, start=at, size_bytes=len(wanted), lead_chars=lead)
-            done = at + len(wanted)
+        since = max(placed_end, ends[opened - 1] if opened else 0)
+        is_alone = opened == following and at + len(shown_bytes) <= until
+        if is_alone and text.count(shown_bytes, since, until) == 1:
+            yield replace(position, start=at, size_bytes=len(shown_bytes), lead_chars=lead)
+            placed_end = at + len(shown_bytes)
         else:
             yield position
 

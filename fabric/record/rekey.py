@@ -1,7 +1,7 @@
-"""Records that leave a fabric, or enter one whose block names differ.
+"""Records exported from a fabric, or imported into one whose block names differ.
 
-Block names are keyed by cluster and tenant, checksums by nothing: a record that comes in keeps
-its checksums, and its names are recomputed from its tokens. Nothing else in it is trusted.
+Block names are keyed by cluster and tenant, checksums by nothing: an imported record keeps its
+checksums, and its names are recomputed from its tokens. Nothing else in it is trusted.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from fabric.record.lenders import Lender, are_too_many, merge_lenders
 from fabric.record.manifest import Manifest, OwnerState, Placed
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
-from fabric.record.stored_part import named_blocks, trim_restore_points, without_edited
+from fabric.record.stored_part import named_blocks, trim_restore_points, truncate_before_edits
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def rekeyed(
     return RekeyedRecord(rekeyed, tuple(places))
 
 
-def owned_anew(
+def with_new_owner(
     record: Manifest, key: AgentKey, owner: NodeName, epoch: int, wall_s: float
 ) -> Manifest:
     """Return the record of the same context under another name, owner and epoch."""
@@ -109,7 +109,7 @@ def derived_from(record: Manifest, source: Lender) -> Manifest:
         return record
     lenders = merge_lenders(head.known_lenders, (source,))
     if are_too_many(lenders):
-        return without_edited(record)
+        return truncate_before_edits(record)
     return replace(record, edited=replace(head, lenders=lenders))
 
 
@@ -126,8 +126,8 @@ def _with_new_head(record: Manifest, salt: bytes) -> Manifest:
     pieces, origins = list(record.pieces), []
     for at, origin in enumerate(head.origins):
         old = pieces[at].block
-        lost = blake2b(origin.parent, digest_size=LINEAGE_BYTES).digest()
-        parent = names.get(origin.parent) or edited_parent(salt, ROOT_PARENT, lost)
+        lineage = blake2b(origin.parent, digest_size=LINEAGE_BYTES).digest()
+        parent = names.get(origin.parent) or edited_parent(salt, ROOT_PARENT, lineage)
         name = block_hash(salt, record.fingerprint, parent, origin.tokens)
         _require(names.setdefault(old.block_hash, name) == name)
         pieces[at] = replace(pieces[at], block=replace(old, block_hash=name))
@@ -139,8 +139,8 @@ def _with_new_head(record: Manifest, salt: bytes) -> Manifest:
 def _of_context(record: Manifest) -> Provenance:
     """Return the part of the provenance that stays true for another owner."""
     by = TruncatedBy.HIBERNATED if record.is_truncated else None
-    known = record.provenance
-    return Provenance(truncated_by=by, answers=known.answers, turns=known.turns)
+    provenance = record.provenance
+    return Provenance(truncated_by=by, answers=provenance.answers, turns=provenance.turns)
 
 
 def _check_plain(record: Manifest, header: HibernationHeader, vocabulary_size: int) -> None:

@@ -98,9 +98,11 @@ class Spans:
                 message = f"Invalid '{param}': it overlaps another span of this request."
                 raise RejectedError(message, code="overlapping_spans", param=param)
         for param, directive in directives:
-            known = next((d for d in live(self.record.directives) if overlap(d, directive)), None)
-            if known is not None:
-                earlier = known.operation
+            overlapping = next(
+                (d for d in live(self.record.directives) if overlap(d, directive)), None
+            )
+            if overlapping is not None:
+                earlier = overlapping.operation
                 message = (
                     f"Invalid '{param}': operation {earlier} edits it already; undo that first."
                 )
@@ -212,7 +214,7 @@ class Spans:
             if (position.at is None or position.is_edited) and self._beside.has(wanted.first):
                 return
             if position.at is None or position.is_edited:
-                _refuse(wanted, "text_not_found", _why_unknown(wanted.first, position))
+                _refuse(wanted, "text_not_found", _unknown_place_reason(wanted.first, position))
             yield position.at
             return
         for position in self.positions:
@@ -324,7 +326,7 @@ class Spans:
                 continue
             self._message(wanted, number)
             if position.is_edited:
-                _refuse(wanted, "message_edited", _why_unknown(number, position))
+                _refuse(wanted, "message_edited", _unknown_place_reason(number, position))
             if start < position.start or end > position.end:
                 why = f"it reaches beyond message {number}, which is {self._tokens(position)}"
                 _refuse(wanted, "span_cuts_template", why)
@@ -405,7 +407,7 @@ def _is_somewhere(position: MessagePosition) -> bool:
     return bool(position.chars) and not position.is_edited
 
 
-def _why_unknown(number: int, position: MessagePosition) -> str:
+def _unknown_place_reason(number: int, position: MessagePosition) -> str:
     if position.is_edited:
         return f"message {number} reads otherwise already: name characters of what its client sends"
     return f"the template shows message {number} otherwise than it was sent: name its characters"

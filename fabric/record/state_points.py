@@ -61,10 +61,10 @@ def kept_states(states: Sequence[Placed], marks: PromptMarks = NO_MARKS) -> tupl
     """
     on_grid = [state for state in states if state.end % BLOCK_TOKENS == 0]
     shared = next((state for state in on_grid if state.end == _floor(marks.head)), None)
-    wanted = [shared or next(iter(on_grid), None), _first_after(states, marks.head)]
+    likely = [shared or next(iter(on_grid), None), _first_after(states, marks.head)]
     is_trimmed = len(states) > 1 and states[-1].end - states[-2].end < STATE_GAP_TOKENS_MIN
-    wanted += [_first_after(states, marks.question), *states[-STATES_NEWEST - is_trimmed :]]
-    fixed = {state.end for state in wanted if state is not None}
+    likely += [_first_after(states, marks.question), *states[-STATES_NEWEST - is_trimmed :]]
+    fixed = {state.end for state in likely if state is not None}
     kept = list(states)
     while len(kept) > STATES_PER_AGENT_MAX:
         last = kept[-1].end

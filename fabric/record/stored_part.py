@@ -119,8 +119,8 @@ def truncate_record(record: Manifest, unusable: AbstractSet[BlockRef]) -> Manife
     )
 
 
-def without_edited(record: Manifest) -> Manifest:
-    """Drop everything from the first piece on that an edit affected.
+def truncate_before_edits(record: Manifest) -> Manifest:
+    """Drop all pieces from the first one that an edit affected.
 
     Pieces that are parts of a block are dropped too: only the edited head can name them, and their
     block holds removed text.

@@ -119,14 +119,14 @@ class Tombstones:
 
     def merge(self, others: Iterable[Tombstone]) -> list[Tombstone]:
         """Merge other tombstones; return those that were new and fit."""
-        news = {}
+        newer = {}
         for other in others:
             known = self._by_agent.get(other.agent)
             if known is None or known.rank < other.rank:
                 self._put(other)
-                news[other.agent] = other
+                newer[other.agent] = other
         self._bound()
-        return [item for name, item in news.items() if self._by_agent.get(name) is item]
+        return [item for name, item in newer.items() if self._by_agent.get(name) is item]
 
     def _put(self, item: Tombstone) -> None:
         self._drop(item.agent)
@@ -144,11 +144,11 @@ class Tombstones:
         while len(self._by_agent) > TOMBSTONES_MAX:
             counts = Counter(item.tenant for item in self._by_agent.values())
             most = max(counts, key=lambda tenant: (counts[tenant], tenant))
-            theirs = [item for item in self._by_agent.values() if item.tenant == most]
+            tombstones = [item for item in self._by_agent.values() if item.tenant == most]
             excess = len(self._by_agent) - TOMBSTONES_MAX
             second = max((n for tenant, n in counts.items() if tenant != most), default=0)
             many = max(1, min(excess, counts[most] - second))
-            for item in nsmallest(many, theirs, key=_worth):
+            for item in nsmallest(many, tombstones, key=_worth):
                 self._drop(item.agent)
 
 

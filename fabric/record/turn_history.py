@@ -44,8 +44,8 @@ class TurnNote:
     times: TurnTimes
 
 
-def noted(turns: str, note: TurnNote) -> str:
-    """Return a history with one more turn; the oldest goes if there are too many."""
+def append_turn(turns: str, note: TurnNote) -> str:
+    """Return a history with one more turn; drop the oldest of too many."""
     lines = turns.split("\n") if turns else []
     return "\n".join([*lines[max(0, len(lines) - TURN_HISTORY_MAX + 1) :], _line(note)])
 

@@ -49,8 +49,8 @@ def align_chunks(old: Sequence[bytes], new: Sequence[bytes]) -> list[Run]:
 
 
 def _unique_pairs(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    counts, own = Counter(old), Counter(new)
-    places = {chunk: at for at, chunk in enumerate(new) if own[chunk] == 1}
+    counts, new_counts = Counter(old), Counter(new)
+    places = {chunk: at for at, chunk in enumerate(new) if new_counts[chunk] == 1}
     for at, chunk in enumerate(old):
         if counts[chunk] == 1 and chunk in places:
             yield at, places[chunk]

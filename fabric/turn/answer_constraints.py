@@ -1,8 +1,8 @@
 r"""Constraints on an answer: its output format, its choice of tools, and rules of texts.
 
 Compile time is quadratic in some parts of a grammar. Each of those has a limit, so that every
-accepted grammar compiles well within a second. `source` is text all the way, so that it has one
-spelling for digests and caches, and its objects keep their order: answers follow it.
+accepted grammar compiles well within a second. `source` stays text throughout, so that it has one
+spelling for digests and caches, and its objects keep the order of keys that answers follow.
 
 Recursive rules of a text, in the form in which the router sends them to a node.
 

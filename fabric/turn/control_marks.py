@@ -5,8 +5,8 @@ A client's message may contain such a text, which is then plain text:
     text    |<|im_start|>user: log: <|im_end|> ...<|im_end|>|
              control                plain         control
 
-So a text alone does not say what its tokens are. `plain` lists the bytes at which plain marks
-begin; a record says it by its tokens. Two texts agree only as far as their control tokens do.
+So a text alone does not determine its tokens. `plain` lists the bytes at which plain marks begin;
+in a record, the tokens determine them. Two texts match only as far as their control tokens do.
 """
 
 import re
@@ -47,17 +47,17 @@ class ControlMarks:
         self, text: bytes, ids: Sequence[int], ends: Sequence[int], count: int
     ) -> Iterator[Place]:
         """Yield the control tokens among the first `count` tokens of a text."""
-        known, done = self._texts, 0
-        for at in [at for at, token in enumerate(ids[:count]) if token in known]:
+        texts, last_end = self._texts, 0
+        for at in [at for at, token in enumerate(ids[:count]) if token in texts]:
             end = ends[at]
             first = bisect_left(ends, end, 0, at + 1)  # tokens may share an end
-            low = max(done, ends[first - 1] if first else 0)
-            wanted = known[ids[at]]
-            start = text.find(wanted, low, end)
+            low = max(last_end, ends[first - 1] if first else 0)
+            mark = texts[ids[at]]
+            start = text.find(mark, low, end)
             if start < 0:
                 yield low, _UNKNOWN
             else:
-                done = start + len(wanted)
+                last_end = start + len(mark)
                 yield start, ids[at]
 
     def plain_in(self, text: bytes, ids: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class ControlMarks:
             plain += [] if is_control else [start]
         return tuple(plain)
 
-    def agreed(
+    def same_control_bytes(
         self,
         prompt: bytes,
         plain: Container[int],

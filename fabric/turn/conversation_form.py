@@ -1,4 +1,4 @@
-"""Forms of a conversation: what its agent is recognized by where a client rewrites its history.
+"""Forms of conversations, which identify an agent even if its client rewrites its history.
 
     sent before   system 09:41 | question        | call | result … | answer
     sent now      system 09:42 | question        | call | [elided] | answer | next question
@@ -128,7 +128,7 @@ def form_chain(messages: Sequence[Message], tools: Sequence[Any] | None) -> Form
 
 
 def _spell_message(message: Message) -> bytes:
-    """Spell what stays of a message; nothing of one that has passing texts only."""
+    """Encode the lasting part of a message; nothing if it has passing texts only."""
     if message.role is MessageRole.TOOL:
         return b"tool\n"
     text = "".join(message.texts)
@@ -147,18 +147,18 @@ def _result(message: Message) -> ResultForm:
     return ResultForm(min(len(text), _CHARS_MAX), xxh3_64_intdigest(_encode_text(text)))
 
 
-# What stays of texts seen lately, hash by hash, since each turn brings all earlier ones again.
+# Hashes of recent texts without their passing parts, since each turn repeats all earlier texts.
 _known: dict[int, int] = {}
 
 
 def _lasting(text: str, *, is_system: bool) -> int:
-    """Return a hash of a text without what passes; 0 if nothing stays."""
+    """Return a hash of a text without its passing parts; 0 if nothing is left."""
     raw = _encode_text(text)
     name = xxh3_128_intdigest(raw, seed=is_system)
     digest = _known.get(name)
     if digest is None:
-        left = without_passing_texts(text, drops_lines=is_system)
-        digest = xxh3_64_intdigest(_encode_text(left)) if left else 0
+        lasting_text = without_passing_texts(text, drops_lines=is_system)
+        digest = xxh3_64_intdigest(_encode_text(lasting_text)) if lasting_text else 0
         if len(_known) >= PASSING_TEXTS_KNOWN_MAX:
             _known.clear()
         _known[name] = digest

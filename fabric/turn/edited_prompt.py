@@ -72,10 +72,10 @@ def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[
 
 def _anchors(a: Tokens, b: Tokens) -> list[Run]:
     """Return the runs that occur once in each, as many of them as ascend in both."""
-    sums, others = _run_hashes(a), _run_hashes(b)
-    places, new_places = _unique_places(sums), _unique_places(others)
+    sums, new_sums = _run_hashes(a), _run_hashes(b)
+    places, new_places = _unique_places(sums), _unique_places(new_sums)
     _, at, new_at = np.intersect1d(
-        sums[places], others[new_places], assume_unique=True, return_indices=True
+        sums[places], new_sums[new_places], assume_unique=True, return_indices=True
     )
     pairs = sorted(zip(places[at].tolist(), new_places[new_at].tolist(), strict=True))
     found: list[Run] = []
@@ -190,17 +190,17 @@ def _assemble_tokens(
         return None
     old.append(len(stored.ids))
     new.append(len(plan.ids))
-    tokens, done = _PlannedTokens(), first
+    tokens, taken_count = _PlannedTokens(), first
     tokens.keep(stored, 0, first, 0)
     for run in align_chunks(_chunks(stored, old, control), _chunks(plan, new, control)):
         start, end = old[run.old], old[run.old + run.count]
         if end - start < EDIT_KEPT_TOKENS_MIN:
             continue
-        tokens.take(plan, done, new[run.new])
+        tokens.take(plan, taken_count, new[run.new])
         shift_bytes = plan.ends[new[run.new] - 1] - stored.ends[start - 1]
         tokens.keep(stored, start, end, shift_bytes)
-        done = new[run.new + run.count]
-    tokens.take(plan, done, len(plan.ids))
+        taken_count = new[run.new + run.count]
+    tokens.take(plan, taken_count, len(plan.ids))
     return tokens
 
 

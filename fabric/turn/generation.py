@@ -1,7 +1,7 @@
 """The router's request to a node for one turn, and the events that the node streams back.
 
-Travels as JSON: one request body in, one event per line out. The node knows the tokenizer
-and the template; the router knows the API shapes. Neither knows the other's part.
+Travels as JSON: one request body in, one event per line out. The node has the tokenizer and the
+template, the router the API shapes; neither depends on the other's part.
 """
 
 from dataclasses import dataclass, field
@@ -104,7 +104,7 @@ class Resumption:
     answer_ids: tuple[int, ...]  # sampled and delivered; the agent's record ends with them
     # The next token: not in the cache yet.
     sampled: int = field(metadata=on_wire("drawn"))
-    top: tuple[tuple[int, float], ...]  # its log probability and the alternatives', if asked for
+    top: tuple[tuple[int, float], ...]  # its log probability and the alternatives', if requested
     seed: int
     # The client has seen the sampled one, too.
     is_delivered: bool = field(default=False, metadata=on_wire("told"))
@@ -112,9 +112,9 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class HeadLoan:
-    """Another node that has a beginning of the prompt, or computes it, for the turn's node to ask.
+    """Another node that has or computes a beginning of the prompt, which the turn's node may fetch.
 
-    A hint: that node knows what it may lend, and the turn computes what does not come.
+    A hint: the lender decides what it may lend, and the turn computes the rest.
     """
 
     source: NodeName
@@ -150,7 +150,7 @@ class GenerateRequest:
     resume: Resumption | None = None
     after: MigrationId | None = None  # the move that makes the node the agent's owner, if not yet
     weight: float = 1.0  # of its tenant, against others that wait for the same node
-    erased_epoch: int = 0  # up to which the agent was erased; the node may not know yet
+    erased_epoch: int = 0  # up to which the agent was erased, in case the node lacks the tombstone
     reads_calls: bool = True  # False: the prompt has the tools, and the answer is text
     calls: CallChoice = ANY_CALLS
     retain_s: float = 0.0  # after its answer, within which the client announced to return
@@ -161,9 +161,9 @@ class GenerateRequest:
     is_kept: bool = True
     continues: bool = False  # the last message is the beginning of the answer
     beside: AgentId | None = None  # whose conversation a turn that is not kept shares
-    # What to do if the prompt differs in the middle; None: as the agent's directives say.
+    # What to do if the prompt differs in the middle; None: by the agent's directives.
     edits: EditMode | None = None
-    is_private: bool = False  # whether its agent is, if the node knows nothing newer
+    is_private: bool = False  # whether its agent is, unless the node has newer settings
     # Of a prompt that `extends`: the bytes at which control marks begin that are plain text.
     plain_marks: tuple[int, ...] | None = field(default=None, metadata=left_out())
     term: int | None = field(default=None, metadata=left_out())  # of the router that places it
@@ -236,7 +236,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function call that the model asked for; `arguments` is JSON text.
+    """A function call by the model; `arguments` is JSON text.
 
     A broken call was cut, or is malformed: its arguments end where they could not be read further.
     """

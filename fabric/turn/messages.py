@@ -35,7 +35,7 @@ class Message:
     uses: tuple[ToolUse, ...] = ()
     result_of: str | None = None  # the id of the tool use
     is_stripped: bool = False  # of its reasoning, on purpose: it must not be restored
-    is_error: bool = False  # the tool failed, says the client; templates cannot express it
+    is_error: bool = False  # reported by the client: the tool failed; templates cannot express it
 
 
 def spelled_arguments(arguments: dict[str, Any] | str) -> str:

@@ -1,4 +1,4 @@
-"""Texts that pass: clocks, dates and reminders that clients write anew for each turn.
+"""Passing texts: clocks, dates and reminders that clients rewrite for each turn.
 
 A conversation stays the same while only these change. They are left out where conversations are
 compared, never from what the model reads.

@@ -189,13 +189,13 @@ def plan_prompt(
     common = common_prefix(prompt, stored.text)
     ids: list[int] = []
     ends: list[int] = []
-    taken = 0
+    copied_count = 0
     if not raw:
-        ids, ends, taken = _encode_after_cut(tokenizer, prompt, stored, common, plain, limit)
+        ids, ends, copied_count = _encode_after_cut(tokenizer, prompt, stored, common, plain, limit)
     if not ids:
         encoded = tokenizer.encode(text, special_prefix=raw, limit=limit, plain=plain)
         ids, ends = encoded.ids, encoded.ends
-    return plan_tokens(prompt, Encoded(ids, ends), stored, taken)
+    return plan_tokens(prompt, Encoded(ids, ends), stored, copied_count)
 
 
 def plan_tokens(
@@ -219,8 +219,8 @@ def _encode_after_cut(
 ) -> tuple[list[int], list[int], int]:
     """Encode from the last safe cut; return no tokens if there is none or it proves unsafe."""
     tokens = stored.ids, stored.ends
-    marks, known = tokenizer.control_marks, frozenset(plain)
-    common = marks.agreed(prompt, known, stored.text, tokens, common)
+    marks, plain_places = tokenizer.control_marks, frozenset(plain)
+    common = marks.same_control_bytes(prompt, plain_places, stored.text, tokens, common)
     cut = _last_cut(tokenizer.cut_texts, prompt, stored, common)
     if cut is None:
         return [], [], 0

@@ -61,16 +61,16 @@ def same_runs(
     A record's first tokens, to which all others attend, are in no run.
     """
     runs: list[SameRun[Source]] = []
-    done = 0
+    covered_end = 0
     for first, last in gaps:
-        done = max(done, first)
+        covered_end = max(covered_end, first)
         for chunk in found:
-            if chunk.end <= done or chunk.start >= last:
+            if chunk.end <= covered_end or chunk.start >= last:
                 continue
-            best = _longest(prompt, (done, last), chunk, tokens_of)
+            best = _longest(prompt, (covered_end, last), chunk, tokens_of)
             if best is not None and best.tokens_count >= tokens_min:
                 runs.append(best)
-                done = best.new_end
+                covered_end = best.new_end
     longest = sorted(runs, key=lambda run: run.tokens_count, reverse=True)[:SPANS_MAX]
     return sorted(longest, key=lambda run: run.new_start)
 

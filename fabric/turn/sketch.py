@@ -1,4 +1,4 @@
-"""A prompt's content in a few numbers, so that the router finds warm nodes untokenized.
+"""A prompt's content in a few numbers, so that the router finds warm nodes without tokenizing.
 
 Canonical text is cut into pieces of up to 512 bytes; each piece's hash includes all before
 it, so two sketches agree on exactly their common prefix. A hint only: nodes compare text and

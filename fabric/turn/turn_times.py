@@ -1,4 +1,4 @@
-"""Times of one turn: its name, what happened before its node had it, and its seconds by part."""
+"""Times of one turn: its name, its time at the router, and its seconds on nodes by part."""
 
 from dataclasses import dataclass, field, fields
 from typing import Final
@@ -48,7 +48,7 @@ class TurnTimes:
         if first_s is None and later.first_token_s is not None:
             first_s = self.total_s + later.first_token_s
         return TurnTimes(
-            **{name: ours + theirs for name, ours, theirs in parts}, first_token_s=first_s
+            **{name: own_s + next_s for name, own_s, next_s in parts}, first_token_s=first_s
         )
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from fabric.control.directive_calls import viewed
+from fabric.control.directive_calls import directive_view
 from fabric.control.node_calls import AgentView, LastMatch, SealAgent, TierBytes
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentKey, MigrationId
@@ -30,7 +30,7 @@ class TurnLock(asyncio.Lock):
     """Lock of an agent for one turn or one change of its record.
 
     It counts as locked while any task waits. So a task that finds it free gets it without waiting,
-    and everything that the task has checked before is still true.
+    and its earlier checks still hold.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class TurnLock(asyncio.Lock):
     ) -> AsyncIterator[None]:
         """Hold the lock; raise RetryLaterError with message `busy` if it is not free in time."""
         try:
-            async with asyncio.timeout(within_s):  # unlike `wait_for`: at once if free
+            async with asyncio.timeout(within_s):  # unlike `wait_for`, does not yield if free
                 await self.acquire()
         except TimeoutError:
             raise RetryLaterError(busy, code="agent_busy") from None
@@ -104,7 +104,7 @@ class Loading:
 class PausedAnswer:
     """An answer that stopped between two tokens; no other turn begins until it is resumed."""
 
-    epoch: int  # of the agent; at a different epoch, another node resumes the answer
+    epoch: int  # the agent's; at a different epoch, another node resumes the answer
     is_resumed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -114,23 +114,23 @@ class Agent:
     """Mutable state of one agent; used on the node's event loop only."""
 
     manifest: Manifest
-    saved: Manifest | None = None  # the record on disk; older than `manifest` if that failed
+    saved: Manifest | None = None  # record on disk; older than `manifest` if a save failed
     cache: ResidentCache | None = None  # holds exactly the manifest's tokens while idle
     is_durable: bool = False
     stored_tokens: int = 0  # leading tokens whose rows in memory equal the blocks of `saved`
-    named: tuple[Sequence[int], tuple[BlockSpan, ...]] = ((), ())  # tokens, and their blocks
-    layout: Layout | None = None  # of an edited cache that could not be saved
-    was_evicted: bool = False  # while turns waited; those look up their agent again
+    named: tuple[Sequence[int], tuple[BlockSpan, ...]] = ((), ())  # tokens, and their block names
+    layout: Layout | None = None  # layout of an edited cache that could not be saved
+    was_evicted: bool = False  # evicted while turns waited: they look up their agent again
     is_pin_held: bool = False  # the pin is honored: it fits its tenant's part
-    came_from_peer: bool = False  # until its first turn here
-    is_superseded: bool = False  # its form, by that of the starting turn
-    is_taken_over: bool = False  # by the starting turn; the lost owner may have had later turns
+    came_from_peer: bool = False  # moved here, and no turn has run here yet
+    is_superseded: bool = False  # the starting turn's form supersedes its own
+    is_taken_over: bool = False  # by the starting turn; the lost owner may have run later turns
     last_match: LastMatch | None = None
     turn_lock: TurnLock = field(default_factory=TurnLock)
-    waiting_count: int = 0  # turns that wait for the lock, without other operations
-    turn: LiveTurn | None = None  # the running one
+    waiting_count: int = 0  # turns that wait for the lock; other operations are not counted
+    turn: LiveTurn | None = None  # the running turn
     outgoing: OutgoingMove = field(init=False)
-    paused_answer: PausedAnswer | None = None  # if this node resumes its last answer
+    paused_answer: PausedAnswer | None = None  # its last answer, if this node resumes it
     loading: Loading | None = None  # prefetch of its cache from disk
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class Agent:
         `manifest` may lag: until the disk accepts the release, it claims an epoch below the fence.
         """
         owner, record = self.successor, self.manifest
-        return record if owner is None else record.stepped_down(owner.node, owner.epoch)
+        return record if owner is None else record.as_replica(owner.node, owner.epoch)
 
     @property
     def is_busy(self) -> bool:
@@ -180,7 +180,7 @@ class Agent:
         return owned and self.cache is not None and not self.is_durable
 
     def take_record(self, record: Manifest) -> None:
-        """Note that the disk holds `record`; keep a pin that was set meanwhile."""
+        """Note that the disk holds `record`; keep a pin that was set in the meantime."""
         pinned = self.manifest.pinned
         self.saved, self.layout = record, None
         self.manifest = record if record.pinned == pinned else replace(record, pinned=pinned)
@@ -196,7 +196,7 @@ class Agent:
 
     @property
     def is_private(self) -> bool:
-        """Return whether no other agent may use its blocks, or might not have until lately."""
+        """Return whether its blocks are private, or were in the last saved record."""
         return self.manifest.is_private or (self.saved is not None and self.saved.is_private)
 
     def chain(self) -> tuple[BlockSpan, ...]:
@@ -262,7 +262,7 @@ class Agent:
             busy=self.is_busy,
             created_s=record.created_s,
             used_s=record.used_s,
-            last_match=self.last_match or _noted_match(record),
+            last_match=self.last_match or _last_match(record),
             sealed_to=record.sealed_to,
             migration=record.migration,
             durable=self.is_durable,
@@ -272,14 +272,14 @@ class Agent:
             tail=self._tail,
             exact_tokens=edited.exact_tokens if edited is not None else None,
             edits=edited.notes[-EDITS_SHOWN_MAX:] if edited is not None else (),
-            directives=tuple(map(viewed, live(record.directives))),
+            directives=tuple(map(directive_view, live(record.directives))),
             settings=record.settings,
             branches=len(record.branches) if record.branches else None,
         )
 
 
-def _noted_match(record: Manifest) -> LastMatch | None:
-    """Return how the last prompt matched, as its history has it: after a start or a move."""
+def _last_match(record: Manifest) -> LastMatch | None:
+    """Return the last prompt's match from the turn history, for use after a start or a move."""
     turn = last_turn(record.provenance.turns)
     if turn is None:
         return None

@@ -14,7 +14,7 @@ from fabric.ids import NodeName
 from node.agents.agent_table import AgentTable
 from node.limits import LIST_BYTES_MAX
 
-_VIEW_BYTES = 512  # of a listed agent without its sketch, about
+_VIEW_BYTES = 512  # approximate size of a listed agent without its sketch
 _PIECE_BYTES = 9
 
 
@@ -26,14 +26,14 @@ def list_changes(
         message = "this node lists agents in other columns; call list_agents"
         raise RejectedError(message, code=OTHER_COLUMNS)
     since = ListAgents(call.incarnation, call.since)
-    found = list_agents(name, incarnation, table, since, has_tails=True)
+    listing = list_agents(name, incarnation, table, since, has_tails=True)
     return AgentChanges(
         incarnation,
-        found.changes,
-        found.since,
-        tuple(map(AgentRow.of, found.agents)),
-        found.gone or None,
-        found.more or None,
+        listing.changes,
+        listing.since,
+        tuple(map(AgentRow.of, listing.agents)),
+        listing.gone or None,
+        listing.more or None,
     )
 
 
@@ -52,24 +52,24 @@ def list_agents(
     changes meanwhile gets a later number and is listed again with a later part.
     """
     since = call.since if call.incarnation == incarnation else 0
-    gone = table.removed_after(since)
-    if gone is None:
-        since, gone = 0, []
+    removals = table.removed_after(since)
+    if removals is None:
+        since, removals = 0, []
     listed: list[AgentSketch] = []
     size_bytes, upto, more = 0, table.changes, False
     for change, agent in table.changed_after(since):
-        sketch, kept = agent.manifest.sketch, None
+        sketch, prefix = agent.manifest.sketch, None
         count = table.kept_pieces(agent, since) if since and has_tails else 0
         if count:
-            sketch, kept = sketch[count:], (count, sketch[count - 1])
+            sketch, prefix = sketch[count:], (count, sketch[count - 1])
         size_bytes += _VIEW_BYTES + _PIECE_BYTES * len(sketch)
         if listed and size_bytes > LIST_BYTES_MAX:
             more = True
             break
         form = agent.manifest.form
         digest = form.digest if form is not None else None
-        listed.append(AgentSketch(agent.view(), sketch, digest, kept))
+        listed.append(AgentSketch(agent.view(), sketch, digest, prefix))
         upto = change
     upto = upto if more else table.changes
-    names = tuple(AgentName(*key) for change, key in gone if change <= upto) if since else ()
+    names = tuple(AgentName(*key) for change, key in removals if change <= upto) if since else ()
     return AgentList(name, incarnation, upto, tuple(listed), since, names, more)

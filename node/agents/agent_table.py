@@ -72,7 +72,7 @@ class AgentTable:
         self._changed: OrderedDict[AgentKey, int] = OrderedDict()
         self._gone: OrderedDict[AgentKey, int] = OrderedDict()
         self._sketched: dict[AgentKey, SketchHistory] = {}
-        self._gone_from = 0  # removals up to this change are forgotten
+        self._gone_from = 0  # removals up to this change are no longer known
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(list(self._agents.values()))
@@ -86,11 +86,11 @@ class AgentTable:
 
     def require(self, key: AgentKey) -> Agent:
         """Return an agent in any state; raise NotFoundError if this node does not hold it."""
-        found = self._agents.get(key)
-        if found is None:
+        agent = self._agents.get(key)
+        if agent is None:
             message = f"{self._node} does not hold this agent"
             raise NotFoundError(message, code="agent_not_found")
-        return found
+        return agent
 
     def is_copy(self, agent: Agent) -> bool:
         """Return whether another node owns the agent; False if its new owner is unknown."""
@@ -122,26 +122,26 @@ class AgentTable:
 
     def changed_after(self, change: int) -> list[tuple[int, Agent]]:
         """Return the agents that changed after `change`, each with its number, in order."""
-        found = []
+        changes = []
         for key in reversed(self._changed):
             if self._changed[key] <= change:
                 break
-            found.append((self._changed[key], self._agents[key]))
-        found.reverse()
-        return found
+            changes.append((self._changed[key], self._agents[key]))
+        changes.reverse()
+        return changes
 
     def removed_after(self, change: int) -> list[tuple[int, AgentKey]] | None:
         """Return the agents removed after `change`; None if not all are known."""
         if not self._gone_from <= change <= self.changes:
             return None
-        found = []
+        removals = []
         for key in reversed(self._gone):
             if self._gone[key] <= change:
                 break
             if key not in self._agents:
-                found.append((self._gone[key], key))
-        found.reverse()
-        return found
+                removals.append((self._gone[key], key))
+        removals.reverse()
+        return removals
 
     @on_its_loop
     def put(self, agent: Agent) -> None:
@@ -154,8 +154,8 @@ class AgentTable:
         self.spans.note(agent.key, None if agent.manifest.is_private else agent.saved)
         if agent.effective_record.state is OwnerState.OWNED and agent.manifest.token_ids:
             self._index.put(agent.key, agent.conversation_bytes, agent.manifest.sketch)
-            known = "" if agent.manifest.is_private else agent.manifest.provenance.answers
-            self._answers.put(agent.key, known)
+            answers = "" if agent.manifest.is_private else agent.manifest.provenance.answers
+            self._answers.put(agent.key, answers)
             self._forms.put(agent.key, agent.manifest.form)
         else:
             self._index.remove(agent.key)
@@ -164,10 +164,10 @@ class AgentTable:
 
     @on_its_loop
     def remove(self, key: AgentKey) -> None:
-        gone = self._agents.pop(key, None)
+        agent = self._agents.pop(key, None)
         self.note_change(key)
-        if gone is not None:
-            self.use.forget(gone.manifest)
+        if agent is not None:
+            self.use.forget(agent.manifest)
         self._private.discard(key)
         self._index.remove(key)
         self._answers.remove(key)
@@ -232,11 +232,11 @@ class AgentTable:
         form of it, in which clocks, reminders or results differ (`forms`). Any other prompt starts
         a new agent.
         """
-        same = self._same(tenant, identity, prompt, sketch)
+        same = self._find_same(tenant, identity, prompt, sketch)
         formed = self._find_form(tenant, identity, forms)
         return _longer(same, formed)
 
-    def known(
+    def find_known(
         self,
         tenant: TenantId,
         identity: Identity,
@@ -245,21 +245,23 @@ class AgentTable:
     ) -> Agent | None:
         """Find the conversation of a request as `recognize` does, before its prompt is rendered."""
         formed = self._find_form(tenant, identity, forms)
-        found = _longer(self.said_by(tenant, identity, sketch), formed)
-        return found.agent if found is not None else None
+        match = _longer(self.find_by_sketch(tenant, identity, sketch), formed)
+        return match.agent if match is not None else None
 
-    def _same(
+    def _find_same(
         self, tenant: TenantId, identity: Identity, prompt: bytes, sketch: Sequence[int]
     ) -> Agent | None:
-        repeated = self.said_by(tenant, identity, sketch)
+        repeated = self.find_by_sketch(tenant, identity, sketch)
         for agent in self._open(self._index.candidates(tenant, prompt), identity):
             if prompt.startswith(agent.conversation_bytes):
                 known_tokens = repeated.manifest.prompt_tokens_count if repeated is not None else 0
                 return agent if agent.manifest.prompt_tokens_count > known_tokens else repeated
         return repeated
 
-    def said_by(self, tenant: TenantId, identity: Identity, sketch: Sequence[int]) -> Agent | None:
-        """Find the idle conversation with whose last request the sketched messages begin."""
+    def find_by_sketch(
+        self, tenant: TenantId, identity: Identity, sketch: Sequence[int]
+    ) -> Agent | None:
+        """Find the idle conversation whose last request is a prefix of the sketched messages."""
         return next(self._open(self._index.by_messages(tenant, sketch), identity), None)
 
     def _find_form(
@@ -268,8 +270,8 @@ class AgentTable:
         """Find the idle conversation of which a request has all messages, perhaps rewritten."""
         if forms is None:
             return None
-        found = self._forms.candidates(tenant, forms.beginnings())
-        for agent in self._open(islice(found, ALIKE_AGENTS_MAX), identity):
+        candidates = self._forms.candidates(tenant, forms.beginnings())
+        for agent in self._open(islice(candidates, ALIKE_AGENTS_MAX), identity):
             record = agent.manifest
             is_like = record.form is not None and forms.continues(record.form)
             if is_like and not live(record.directives):
@@ -280,15 +282,15 @@ class AgentTable:
         """Return the omitted parts of answers in an agent's record."""
         return self._answers.read(agent.key, agent.manifest.provenance.answers)
 
-    def answered(self, tenant: TenantId, places: Iterable[int]) -> dict[int, OmittedParts]:
+    def answers_at(self, tenant: TenantId, places: Iterable[int]) -> dict[int, OmittedParts]:
         """Return the omitted parts of answers at these places, from any agent of the tenant."""
-        found: dict[int, OmittedParts] = {}
+        answers: dict[int, OmittedParts] = {}
         wanted = set(places)
         holders = dict.fromkeys(self._answers.holders(tenant, sorted(wanted)))
         for key in islice(holders, ALIKE_AGENTS_MAX):
-            known = self.answers_of(self._agents[key])
-            found |= {place: known[place] for place in wanted & known.keys()}
-        return found
+            agent_answers = self.answers_of(self._agents[key])
+            answers |= {place: agent_answers[place] for place in wanted & agent_answers.keys()}
+        return answers
 
     def _open(self, keys: Iterable[AgentKey], identity: Identity) -> Iterator[Agent]:
         """Yield the idle agents that this identity may continue."""
@@ -301,8 +303,8 @@ class AgentTable:
                 yield agent
 
     @on_its_loop
-    def alike(self, agent: Agent, shared: Sequence[BlockRef]) -> list[Manifest]:
-        """List records of the tenant's other agents that begin with all of these blocks.
+    def records_beginning_with(self, agent: Agent, shared: Sequence[BlockRef]) -> list[Manifest]:
+        """List the records of the tenant's other agents that begin with all of these blocks.
 
         They may share more tokens with a prompt than whole blocks. The most recently used come
         first.
@@ -325,7 +327,9 @@ class AgentTable:
         """Return whether another agent of the tenant is private."""
         return any(key[0] == agent.key[0] and key != agent.key for key in self._private)
 
-    def lent(self, agent: Agent, shared: Sequence[BlockRef], leased: Collection[BlockRef]) -> int:
+    def count_usable(
+        self, agent: Agent, shared: Sequence[BlockRef], leased: Collection[BlockRef]
+    ) -> int:
         """Count the leading blocks that the agent may use: its own, leased ones, and lent ones.
 
         A block that no record refers to yet belongs to a running turn or an incoming move, whose
@@ -345,7 +349,7 @@ class AgentTable:
                 count += 1
         return _in_leases(shared, count, leased)
 
-    def beginning_with(self, tenant: TenantId, block_hash: BlockHash) -> Iterator[AgentKey]:
+    def agents_beginning_with(self, tenant: TenantId, block_hash: BlockHash) -> Iterator[AgentKey]:
         """Yield the agents whose records begin with a block, the one used last first."""
         return self._first_blocks.newest(tenant, block_hash)
 
@@ -367,13 +371,13 @@ class AgentTable:
         if not self._rules.tenants and self.hot_bytes <= budget_bytes:
             return
         hot = [self._candidate(a, is_fixed=not a.is_durable) for a in self if a.cache is not None]
-        for gone in choose(hot, max(0, budget_bytes), self._rules).dropped:
-            self._agents[gone.key].cache = None
+        for dropped in choose(hot, max(0, budget_bytes), self._rules).dropped:
+            self._agents[dropped.key].cache = None
             self.dropped_count += 1
-            self.note_change(gone.key)
+            self.note_change(dropped.key)
 
     @on_its_loop
-    def shed(self, budget_bytes: int) -> None:
+    def drop_unsaved(self, budget_bytes: int) -> None:
         """Free caches that the disk refused to save, least valuable first, until the rest fits.
 
         Such an agent loses its unsaved turns; without a saved turn, it is removed.
@@ -381,8 +385,8 @@ class AgentTable:
         if self.hot_bytes <= budget_bytes:
             return
         hot = [self._candidate(a, is_fixed=False) for a in self if a.cache is not None]
-        for gone in choose(hot, max(0, budget_bytes), self._rules).dropped:
-            agent = self._agents[gone.key]
+        for dropped in choose(hot, max(0, budget_bytes), self._rules).dropped:
+            agent = self._agents[dropped.key]
             agent.cache = None
             self.dropped_count += 1
             if agent.is_durable:
@@ -414,7 +418,7 @@ class AgentTable:
 
 
 def _longer(same: Agent | None, formed: Agent | None) -> Recognized | None:
-    """Choose the agent that knows more of a conversation; of equals, the one in the same form."""
+    """Choose the agent that holds more of a conversation; of equals, the one in the same form."""
     if formed is None or formed is same:
         return Recognized(same) if same is not None else None
     known_tokens = same.manifest.prompt_tokens_count if same is not None else 0
@@ -442,7 +446,7 @@ def recovered_table(
     for record in sorted(store.recover(), key=lambda record: record.used_s):
         agent = Agent(record, saved=record, is_durable=True)
         if record.owner != name and record.state is OwnerState.OWNED:
-            # The folder was copied from another node: what it has is a replica.
+            # The folder was copied from another node, so its agents are replicas.
             agent.manifest = replace(record, state=OwnerState.REPLICA)
         if service_time is not None:
             table.use.recover(record, service_time.idle_s(record))

@@ -15,7 +15,7 @@ from fabric.turn.conversation_form import ConversationForm
 from fabric.turn.sketch import is_whole_sketch, sketch_text
 from node.limits import ANSWERS_READ_MAX
 
-PROMISED_REUSE: Final = 0.95  # probability that a client returns that announced it
+PROMISED_REUSE: Final = 0.95  # probability that a client returns after announcing it
 _ContentSlot = tuple[TenantId, str, int]
 _BlockSlot = tuple[TenantId, BlockHash]
 _MESSAGES, _TEXT = "messages", "text"
@@ -34,7 +34,7 @@ class AnswerIndex:
         self._agents: dict[tuple[TenantId, int], set[AgentKey]] = defaultdict(set)
         self._spelled: dict[AgentKey, str] = {}
         self._places: dict[AgentKey, tuple[int, ...]] = {}
-        # Parsed lately: a turn reads its agent's answers three times.
+        # Recently parsed answers: a turn reads its agent's answers three times.
         self._read: OrderedDict[AgentKey, tuple[str, Answers]] = OrderedDict()
 
     def put(self, key: AgentKey, spelled: str) -> None:
@@ -176,8 +176,8 @@ class UseLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._reuse = ReuseProbability()
-        self._seen: dict[AgentKey, tuple[float, float]] = {}  # used_s, steady s
-        self._retained_s: dict[AgentKey, float] = {}  # end of the announced time, steady s
+        self._seen: dict[AgentKey, tuple[float, float]] = {}  # used_s, and steady seconds
+        self._retained_s: dict[AgentKey, float] = {}  # end of the announced time, in steady seconds
 
     def recover(self, record: Manifest, idle_s: float) -> None:
         """Add a record that was stored when this process began."""
@@ -188,10 +188,10 @@ class UseLog:
     def note(self, record: Manifest) -> None:
         """Note a record, which is a turn if its time of use has changed."""
         key, now_s = record.key, self._clock.monotonic_s()
-        seen = self._seen.get(key)
-        if seen is None:
+        last_use = self._seen.get(key)
+        if last_use is None:
             self.recover(record, 0.0)
-        elif seen[0] != record.used_s:
+        elif last_use[0] != record.used_s:
             self._seen[key] = (record.used_s, now_s)
             self._reuse.note(record.tenant, record.revision)
 
@@ -208,10 +208,10 @@ class UseLog:
 
     def idle_s(self, record: Manifest) -> float:
         """Return the seconds since the agent's last turn, or since it need not be retained."""
-        seen = self._seen.get(record.key)
-        if seen is None:
+        last_use = self._seen.get(record.key)
+        if last_use is None:
             return 0.0
-        since_s = max(seen[1], self._retained_s.get(record.key, -inf))
+        since_s = max(last_use[1], self._retained_s.get(record.key, -inf))
         return max(0.0, self._clock.monotonic_s() - since_s)
 
     def reuse_probability(self, record: Manifest) -> float:

@@ -5,7 +5,7 @@
 
 A running turn is asked to stop, and publishes the last record of the move; an idle agent is sealed
 at once. The seal is also in the record, so it survives a restart. A new owner takes effect as soon
-as this node hears of it; the record follows when the disk accepts it.
+as it is reported to this node; the record follows when the disk accepts it.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ class OutgoingMove:
 
     state: OutgoingState = OutgoingState.HERE
     seal: SealAgent | None = None  # the call that asked the running turn to stop
-    fence: int = 0  # the epoch of another owner; turns at lower epochs are not acknowledged
-    successor: Successor | None = None  # the last one reported
+    fence: int = 0  # another owner's epoch; turns at lower epochs are not acknowledged
+    successor: Successor | None = None  # last reported owner
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -51,20 +51,20 @@ class OutgoingMove:
         if self.state is not OutgoingState.SEALED:
             self._decided.set()
 
-    async def decided(self) -> None:
-        """Wait until the agent is not sealed."""
+    async def wait_until_decided(self) -> None:
+        """Wait until the move is committed or aborted, if the agent is sealed."""
         await self._decided.wait()
 
     # --- the running turn --------------------------------------------------------------------
 
     def ask(self, seal: SealAgent) -> None:
-        """Ask the running turn to stop for this move."""
+        """Request the running turn to stop for this move."""
         self.seal = seal
         if self.state is OutgoingState.HERE:
             self.state = OutgoingState.ASKED
 
     def is_asked(self, migration: MigrationId) -> bool:
-        """Return whether the turn was asked to stop for this move."""
+        """Return whether this move has requested the turn to stop."""
         return self.seal is not None and self.seal.migration == migration
 
     def begin_sealing(self) -> SealAgent | None:
@@ -74,7 +74,7 @@ class OutgoingMove:
         return self.seal
 
     def stop_asking(self) -> MigrationId | None:
-        """Note that the turn has ended, or continues; return the move that asked it to stop."""
+        """Note that the turn has ended or continues; return the move that requested its stop."""
         seal, self.seal = self.seal, None
         if self.state in {OutgoingState.ASKED, OutgoingState.SEALING}:
             self.state = OutgoingState.HERE

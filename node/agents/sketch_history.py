@@ -11,7 +11,7 @@ from node.limits import SKETCH_LENGTHS_MAX
 
 
 class SketchHistory:
-    """Last lengths of a sketch that only grew, with the changes that gave it them."""
+    """Last lengths of a sketch that only grew, each with the change that caused it."""
 
     def __init__(self) -> None:
         self._sketch: Sequence[int] = ()
@@ -25,9 +25,9 @@ class SketchHistory:
         before, self._sketch = len(self._sketch), sketch
         # Hashes are chained: one piece tells whether all before it are the same.
         grew = 0 < before <= len(sketch) and sketch[before - 1] == self._last
-        kept = self._lengths[1 - SKETCH_LENGTHS_MAX :] if grew else ()
+        lengths = self._lengths[1 - SKETCH_LENGTHS_MAX :] if grew else ()
         self._last = sketch[-1] if sketch else 0
-        self._lengths = (*kept, (change, len(sketch)))
+        self._lengths = (*lengths, (change, len(sketch)))
 
     def kept_pieces(self, sketch: Sequence[int], change: int) -> int:
         """Return the number of pieces that a sketch has had since `change`; 0 if unknown.
@@ -36,5 +36,5 @@ class SketchHistory:
         """
         if sketch is not self._sketch:
             return 0
-        known = takewhile(lambda length: length[0] <= change, self._lengths)
-        return max((pieces for _, pieces in known), default=0)
+        lengths = takewhile(lambda length: length[0] <= change, self._lengths)
+        return max((pieces for _, pieces in lengths), default=0)

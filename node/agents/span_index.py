@@ -23,7 +23,7 @@ class Chunk:
     digest: bytes
 
 
-def digested(salt: bytes, tokens: Tokens, cuts: Collection[int]) -> tuple[Chunk, ...]:
+def digest_chunks(salt: bytes, tokens: Tokens, cuts: Collection[int]) -> tuple[Chunk, ...]:
     """Cut tokens into chunks and hash each; takes time proportional to the tokens."""
     return tuple(
         Chunk(start, end, chunk_digest(salt, tokens[start:end]))
@@ -60,14 +60,14 @@ class SpanIndex:
 
     def unread(self) -> list[Manifest]:
         """Return the newest unread records, up to SPAN_INDEXED_TOKENS_MAX tokens."""
-        found: list[Manifest] = []
+        records: list[Manifest] = []
         count = 0
         for record in reversed(self._unread.values()):
             count += record.tokens_count
-            if found and count > SPAN_INDEXED_TOKENS_MAX:
+            if records and count > SPAN_INDEXED_TOKENS_MAX:
                 break
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
     def put(self, record: Manifest, found: Sequence[Chunk]) -> None:
         """Index the chunks of a record, unless it was replaced or removed in the meantime."""
@@ -76,9 +76,9 @@ class SpanIndex:
             return
         del self._unread[key]
         self._drop(key)
-        self._read[key] = kept = tuple(found[: self._chunks_max])
-        self._count += len(kept)
-        for chunk in kept:
+        self._read[key] = chunks = tuple(found[: self._chunks_max])
+        self._count += len(chunks)
+        for chunk in chunks:
             places = self._places[chunk.digest]
             places[key] = chunk.start
             while len(places) > SPAN_PLACES_MAX:
@@ -91,9 +91,9 @@ class SpanIndex:
         return tuple(reversed(self._places.get(digest, {}).items()))
 
     def _drop(self, key: AgentKey) -> None:
-        gone = self._read.pop(key, ())
-        self._count -= len(gone)
-        for chunk in gone:
+        chunks = self._read.pop(key, ())
+        self._count -= len(chunks)
+        for chunk in chunks:
             places = self._places.get(chunk.digest, {})
             if places.get(key) == chunk.start:
                 del places[key]

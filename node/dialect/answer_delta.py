@@ -13,7 +13,7 @@ from node.limits import CALL_ID_CHARS_MAX
 class ToolCallDelta:
     """Increment of one call: its name and id come first, then its arguments in pieces."""
 
-    number: int  # of the answer's calls, from 0
+    number: int  # number among the answer's calls, from 0
     id: str
     name: str = ""
     arguments: str = ""
@@ -26,7 +26,7 @@ class AnswerDelta:
     text: str = ""
     reasoning: str = ""
     call_deltas: list[ToolCallDelta] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)  # that have ended, whole or broken
+    calls: list[ToolCall] = field(default_factory=list)  # ended calls, whole or broken
     stopped_by: str | None = None
 
     def split_calls(self) -> tuple[list[ToolCallDelta | ToolCall], list[ToolCallDelta | ToolCall]]:
@@ -51,7 +51,7 @@ _ID_SIZE = 9  # Mistral's templates require it, and no other model minds
 
 
 def call_id(seed: str, number: int) -> str:
-    """Return a call's id: the same wherever and however often the answer is read."""
+    """Return a call's id, which is the same on every node and every read of the answer."""
     value = int.from_bytes(blake2b(f"{seed}:{number}".encode(), digest_size=16).digest(), "big")
     chars = ""
     for _ in range(_ID_SIZE):

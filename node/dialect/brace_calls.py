@@ -48,7 +48,7 @@ class BraceCallReader(CallReader):
         super().__init__(tools)
         self._quote = quote
         self._is_in_text = False
-        self._brackets = ""  # that are open, the innermost last
+        self._brackets = ""  # open brackets, the innermost last
         self._is_key = False  # the next word is a key
 
     @property

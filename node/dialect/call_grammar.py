@@ -25,8 +25,8 @@ class GrammarOptions:
     """Facts about the model, and the request's choice of calls."""
 
     template: str = ""
-    special_texts: Collection[str] = ()  # of the tokenizer's special tokens
-    end_texts: Collection[str] = ()  # of those, the ones that end an answer
+    special_texts: Collection[str] = ()  # texts of the tokenizer's special tokens
+    end_texts: Collection[str] = ()  # special texts that end an answer
     takes_one: bool = False
     must_call: bool = True
 

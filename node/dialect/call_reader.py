@@ -35,13 +35,13 @@ class CallReader:
     def __init__(self, tools: list[Any] | None) -> None:
         self.tools = tools
         self.is_enforced = False  # a grammar was enforced, so its JSON is valid
-        self.names: frozenset[str] | None = None  # of the tools that may be called; None: any
+        self.names: frozenset[str] | None = None  # names of the tools that may be called; None: any
         self.has_failed = False
         self.calls_count = 0
         self.read_chars = 0  # up to the end of the last complete call
         self._unread = ""
         self._taken_chars = 0
-        self._arguments: str | None = None  # of the open call
+        self._arguments: str | None = None  # arguments of the open call
         self._events: list[CallEvent] = []
 
     @property
@@ -86,9 +86,9 @@ class CallReader:
         return events
 
     def _take(self, count: int) -> str:
-        taken, self._unread = self._unread[:count], self._unread[count:]
+        text, self._unread = self._unread[:count], self._unread[count:]
         self._taken_chars += count
-        return taken
+        return text
 
     def _start_call(self, name: str, model_id: str | None = None) -> None:
         self._arguments = ""

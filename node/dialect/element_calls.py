@@ -15,7 +15,7 @@ from node.dialect.tool_schema import member_schema, tool_parameters, value_types
 from node.limits import CALL_HEADER_CHARS_MAX
 
 ITEM: Final = "item"
-NAME: Final = r"[^<>\[\]\s/][^<>\[\]\s]*"  # of an element; a separator has brackets
+NAME: Final = r"[^<>\[\]\s/][^<>\[\]\s]*"  # name of an element; a separator has brackets
 
 
 class ElementCallReader(TagCallReader):
@@ -29,7 +29,7 @@ class ElementCallReader(TagCallReader):
             rf"{separator}<(?P<close>/?)(?P<key>{NAME})>|</(?P<bare>{NAME})>(?={separator})"
         )
         self._open_keys: list[str] = []
-        self._scanned_chars = 0  # of a value that is no text
+        self._scanned_chars = 0  # scanned part of a value that is not a text
 
     def _start_argument(self, groups: Mapping[str, str | None]) -> None:
         super()._start_argument(groups)
@@ -93,7 +93,7 @@ class _Elements:
 
     def _children(self, text: str) -> list[tuple[str, str]]:
         """List the elements directly within a text, each with its content."""
-        found: list[tuple[str, str]] = []
+        children: list[tuple[str, str]] = []
         open_keys: list[str] = []
         start = 0
         for tag in self._tag.finditer(text):
@@ -103,5 +103,5 @@ class _Elements:
             elif open_keys and open_keys[-1] == (tag["bare"] or tag["key"]):
                 key = open_keys.pop()
                 if not open_keys:
-                    found.append((key, text[start : tag.start()]))
-        return found
+                    children.append((key, text[start : tag.start()]))
+        return children

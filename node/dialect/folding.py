@@ -41,7 +41,7 @@ class Rendered:
 
     text: str
     notes: tuple[str, ...] = ()
-    ends: list[int] | None = None  # of each token, in bytes, if the client sent tokens
+    ends: list[int] | None = None  # byte end of each token, if the client sent tokens
     begun: str = ""  # the text's end that belongs to the answer, such as the mark of a thought
     plain: tuple[int, ...] = ()  # bytes at which control marks begin that are plain text
     messages: tuple[dict[str, Any], ...] = field(default=(), repr=False)  # as they were rendered
@@ -158,20 +158,20 @@ def _fold_late_systems(messages: Messages) -> Messages:
 def _fold_systems(messages: Messages) -> Messages:
     """Put system messages into the user's message beside them."""
     folded: Messages = []
-    held = ""  # system text for the next message of the user
+    pending = ""  # system text for the next message of the user
     for message in messages:
         if message["role"] == "system":
-            held = _join(held, message.get("content") or "")
+            pending = _join(pending, message.get("content") or "")
             continue
-        if held and message["role"] != "user":
-            _append_to_user(folded, held)
-            held = ""
-        if held:
-            message = {**message, "content": _join(held, message.get("content") or "")}  # noqa: PLW2901
-            held = ""
+        if pending and message["role"] != "user":
+            _append_to_user(folded, pending)
+            pending = ""
+        if pending:
+            message = {**message, "content": _join(pending, message.get("content") or "")}  # noqa: PLW2901
+            pending = ""
         folded.append(message)
-    if held:
-        _append_to_user(folded, held)
+    if pending:
+        _append_to_user(folded, pending)
     return folded
 
 

@@ -40,7 +40,7 @@ class FormatSettings:
 
     calls: str = AUTO
     thoughts: str = AUTO
-    template: str = ""  # in place of the model's own
+    template: str = ""  # replaces the model's own template
     options: dict[str, Any] = field(default_factory=dict)  # defaults of the template's options
     is_strict: bool = False  # messages that the template refuses are not folded
 

@@ -19,7 +19,7 @@ class Rank(IntEnum):
     COMBINATION = 1  # others write a part of it
     SHARED = 2  # others with a lower rank write it, too
     COMMON = 3  # many families write it
-    BASE = 4  # of a base model, whose fine-tunes keep it in their templates
+    BASE = 4  # sign of a base model, kept in its fine-tunes' templates
     WORD = 5  # no mark, but a word
 
 
@@ -44,8 +44,8 @@ class CallFormat:
     starts: tuple[str, ...]
     end: str  # "": only the answer's end
     make_reader: MakeReader
-    inner_starts: tuple[str, ...] = ()  # of `starts`, those that are a part of the call
-    make_bare_reader: MakeReader | None = None  # of an answer that may be a call without marks
+    inner_starts: tuple[str, ...] = ()  # those of `starts` that are a part of the call
+    make_bare_reader: MakeReader | None = None  # for answers that may be a call without marks
     grammar: CallGrammar | None = None  # None: calls cannot be enforced
     signs: tuple[TemplateSign, ...] = ()
     aliases: tuple[str, ...] = ()  # names that mlx-lm or operators use
@@ -73,9 +73,9 @@ class ThoughtStage(Enum):
 
 
 class AnswerReader(Protocol):
-    """Parser of an answer's text; how the text is cut into pieces changes nothing."""
+    """Parser of an answer's text; the result does not depend on how the text is split."""
 
-    broken_calls: int  # that were cut or malformed
+    broken_calls: int  # calls that were cut or malformed
     has_cut_call: bool  # the answer's end cut the last call that was shown
 
     @property
@@ -87,7 +87,7 @@ class AnswerReader(Protocol):
     def stage(self) -> ThoughtStage: ...
 
     def begin(self, begun: str) -> None:
-        """Start an answer that the prompt has begun; nothing of an earlier one is left."""
+        """Start an answer that the prompt has begun; discard any earlier one."""
         ...
 
     def feed(self, text: str) -> AnswerDelta: ...
@@ -131,7 +131,7 @@ class AnswerFormat:
     thought: ThoughtFormat | None = None
     calls: CallFormat | None = None
     hidden_marks: tuple[str, ...] = ()
-    messages: MessageFormat | None = None  # in place of the others
+    messages: MessageFormat | None = None  # replaces the other formats
 
     @property
     def grammar(self) -> CallGrammar | None:

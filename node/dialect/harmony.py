@@ -82,7 +82,7 @@ class HarmonyReader:
         return ThoughtStage.OPEN if is_open else ThoughtStage.ELSEWHERE
 
     def begin(self, begun: str) -> None:
-        """Start an answer that the prompt has begun; nothing of an earlier one is left."""
+        """Start an answer that the prompt has begun; discard any earlier one."""
         self._reset()
         self._stops = StopStrings(())
         self.feed(begun)

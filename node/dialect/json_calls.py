@@ -114,7 +114,7 @@ class JsonCallReader(CallReader):
         self._value: JsonScanner | None = None
         self._name: str | None = None
         self._id: str | None = None
-        self._text = ""  # of the current value
+        self._text = ""  # text of the current value
         self._held: str | None = None  # arguments that came before the name
 
     @property
@@ -155,7 +155,7 @@ class JsonCallReader(CallReader):
             self._name = self._id = self._held = None
         elif self._unread:
             if self.calls_count:
-                self._take(len(self._unread))  # nothing that follows a call matters
+                self._take(len(self._unread))  # text after a call is ignored
             else:
                 self.has_failed = True
 

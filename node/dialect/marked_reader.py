@@ -64,7 +64,7 @@ class MarkedReader:
         self._call_reader: CallReader | None = None
         self._start = ""  # text of the mark that opened the section of calls
         self._raw = ""  # text within it
-        self._is_bare = False  # it has no marks
+        self._is_bare = False  # the section of calls has no marks
         self._collector = CallCollector(self._call_seed, takes_one=self._takes_one)
         self._stops = StopStrings(self._stop)
         self.broken_calls = 0
@@ -85,9 +85,9 @@ class MarkedReader:
         return ThoughtStage.OPEN if is_open else ThoughtStage.ELSEWHERE
 
     def begin(self, begun: str) -> None:
-        """Start an answer that the prompt has begun; nothing of an earlier one is left.
+        """Start an answer that the prompt has begun; discard any earlier one.
 
-        A call within `begun` is the client's text, and so is what the model adds to it.
+        A call within `begun` counts as text, and so does the model's continuation of it.
         """
         self._reset()
         self._stops = StopStrings(())
@@ -256,7 +256,7 @@ class MarkedReader:
         delta.reasoning += self._thought.feed(self._thought.strip_after_mark(quote.text))
 
     def _end_in_quote(self, quote: _Quote, delta: AnswerDelta, *, is_cut: bool) -> None:
-        """End an answer whose thought is open: it called if it ended itself after whole calls."""
+        """End an answer within a thought; its calls count if it ended itself after whole ones."""
         calls = self._format.calls
         if not quote.is_closed:
             quote.events += quote.reader.close(is_cut=calls is not None and bool(calls.end))
@@ -292,7 +292,7 @@ class MarkedReader:
     def _close_calls(self, mark: str, delta: AnswerDelta, *, is_cut: bool = False) -> None:
         """End a section of calls.
 
-        A call that has begun stays one, as its beginning has been streamed. Anything else is text,
+        A begun call stays a call, as its beginning has been streamed. Anything else is text,
         unless the answer `is_cut` before a call's name.
         """
         reader, calls = self._call_reader, self._format.calls

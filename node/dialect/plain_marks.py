@@ -26,7 +26,7 @@ _TAKEN_OUT: Final = re.compile(f"{DISARMED}{{1,2}}")
 _JSON_CHAR: Final = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL)
 _HIDING: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|/)")
 _WITH_ANSWER_MARKS: Final = frozenset({"assistant", "system"})
-_PREFIX_CHARS: Final = 3  # by which most texts are known to have no mark
+_PREFIX_CHARS: Final = 3  # texts without these prefixes have no mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class MarkFinder:
         if self._pattern is None or not any(prefix in text for prefix in self._prefixes):
             return []
         places = []
-        found = self._pattern.search(text)
-        while found is not None:
-            places.append(found.start())
-            found = self._pattern.search(text, found.start() + 1)
+        mark = self._pattern.search(text)
+        while mark is not None:
+            places.append(mark.start())
+            mark = self._pattern.search(text, mark.start() + 1)
         return places
 
     def begins_at(self, text: str, at: int) -> bool:
@@ -111,20 +111,20 @@ class PlainMarks:
         parts: list[str] = []
         places: list[tuple[int, int]] = []  # in characters and bytes
         chars = size_bytes = done = 0
-        for found in _TAKEN_OUT.finditer(rendered):
-            part = rendered[done : found.start()]
-            part += DISARMED if len(found[0]) > 1 else ""
+        for escape in _TAKEN_OUT.finditer(rendered):
+            part = rendered[done : escape.start()]
+            part += DISARMED if len(escape[0]) > 1 else ""
             parts.append(part)
             chars, size_bytes = chars + len(part), size_bytes + _utf8_bytes(part)
-            if len(found[0]) == 1 and part:
+            if len(escape[0]) == 1 and part:
                 places.append((chars - 1, size_bytes - _utf8_bytes(part[-1])))
-            done = found.end()
+            done = escape.end()
         text = "".join([*parts, rendered[done:]])
         plain = (at for at_char, at in places if self._all.begins_at(text, at_char))
         return RestoredText(text, tuple(plain))
 
     def _message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with the same keys; its role is the server's own word."""
+        """Return a message with the same keys; its role, set by the server, is not disarmed."""
         finder = self._others if message.get("role") in _WITH_ANSWER_MARKS else self._all
         return {
             key: value if key == "role" else _disarm_value(value, finder)

@@ -47,17 +47,17 @@ class TagFormat:
     has_lines: bool = True  # a value may stand on lines of its own
     guesses: bool = False  # a value's type, where the tool's schema does not say
     has_entities: bool = False  # `&quot;` and `&amp;` in names
-    loose_end: str = ""  # of an argument, which ends it only where `after_loose_end` follows
+    loose_end: str = ""  # an argument's end, if `after_loose_end` follows
     after_loose_end: str = ""
-    other_ends: Mapping[str, str] = field(default_factory=dict)  # of values with an `opening`
+    other_ends: Mapping[str, str] = field(default_factory=dict)  # ends of values with an `opening`
     # What is written:
-    written_call_end: str = ""  # if more than `call_end`
-    line_end: str = ""  # before an argument's end
+    written_call_end: str = ""  # written in place of `call_end`, if longer
+    line_end: str = ""  # written before an argument's end
     text_argument: tuple[str, ...] = ()  # tags of a text, if they differ
     shares_section: bool = False  # one section holds all calls
     between: str = "\n"  # calls, or sections
     quotes: tuple[str, str] | None = None  # around a text that cannot stand plain
-    quoted_chars: str = ""  # that a plain text cannot have
+    quoted_chars: str = ""  # characters that a plain text cannot have
     before: Expression = BLANK_LINES
     after: Expression = field(default_factory=row)
 
@@ -72,13 +72,13 @@ class TagCallReader(CallReader):
         super().__init__(tools)
         self._tags = tags
         self._name = ""
-        self._key: str | None = None  # of the current argument
+        self._key: str | None = None  # key of the current argument
         self._is_text = False
-        self._states_type = False  # its tag does
-        self._missing = "{}"  # to complete the arguments' JSON, if the call ended here
+        self._states_type = False  # whether the tag states the value's type
+        self._missing = "{}"  # completes the arguments' JSON if the call ends here
         self._is_first_text = False  # nothing of the value has been read
-        self._value = ""  # so far, if it is not a text
-        self._end_tag = self._loose_end = ""  # of the value
+        self._value = ""  # value so far, if it is not a text
+        self._end_tag = self._loose_end = ""  # end tags of the value
 
     @property
     def is_in_value(self) -> bool:
@@ -208,7 +208,7 @@ class TagCallReader(CallReader):
         return json_value(self._value, types if may_be_text else types - {"string"})
 
     def _types(self, key: str) -> set[str]:
-        """Return the types that the tool's schema allows; none if it does not say."""
+        """Return the types that the tool's schema allows; none if it gives none."""
         return argument_types(tool_parameters(self.tools, self._name), key)
 
 

@@ -28,11 +28,11 @@ class WrittenArguments(dict[str, Any]):
 class TemplateTraits:
     """Facts about how a template renders messages with calls."""
 
-    takes_null: bool = False  # as the content beside calls
-    text_arguments: bool = False  # it prints objects as Python does, so it expects JSON text
-    thought_keys: tuple[str, ...] = ()  # where it also looks for a thought
+    takes_null: bool = False  # null is accepted as the content beside calls
+    text_arguments: bool = False  # it prints objects in Python syntax, so arguments are JSON text
+    thought_keys: tuple[str, ...] = ()  # other keys that it reads thoughts from
     takes_calls: bool = True  # False: it drops calls or their results
-    takes_one_call: bool = False  # of a message: it drops the others
+    takes_one_call: bool = False  # it keeps one call of a message and drops the others
 
 
 def adapt_messages(messages: Messages, traits: TemplateTraits) -> Messages:

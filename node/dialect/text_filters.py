@@ -98,7 +98,7 @@ class LineEndFilter:
         self._cut = ""  # line ends before the last mark
 
     def reset(self) -> None:
-        """Forget the text, but not that a mark was met."""
+        """Forget the text, but not whether a mark was met."""
         self._has_text, self._held, self._cut = False, "", ""
 
     def strip_after_mark(self, text: str) -> str:

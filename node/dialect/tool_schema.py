@@ -1,4 +1,4 @@
-"""The tools that an answer may call, and what their JSON schemas say of each argument."""
+"""The tools that an answer may call, and each argument's JSON schema."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ def _object_schema(name: str, schema: Any) -> dict[str, Any]:
 def template_tools(tools: list[Any] | None) -> list[Any] | None:
     """Return tools as chat templates can read them: each has an object of properties.
 
-    What may be called is decided by the tools as they were sent.
+    The tools as sent decide which calls are allowed.
     """
     return None if tools is None else [_template_tool(tool) for tool in tools]
 
@@ -175,7 +175,7 @@ def tool_arguments(tool: ToolSpec) -> list[Argument]:
 
 
 def argument_types(parameters: Mapping[str, Any], key: str) -> set[str]:
-    """Return the types that an argument may have; none where the schema does not say."""
+    """Return the types that an argument may have; none if the schema gives none."""
     schema = resolve(parameters, parameters)
     properties = schema.get("properties")
     other = schema.get("additionalProperties")
@@ -201,19 +201,19 @@ def member_schema(
     schema = resolve(schema, root, seen)
     properties = schema.get("properties")
     if key is None:
-        found = schema.get("items")
+        member = schema.get("items")
     elif isinstance(properties, dict) and key in properties:
-        found = properties[key]
+        member = properties[key]
     else:
-        found = schema.get("additionalProperties")
-    if isinstance(found, dict):
-        return found
+        member = schema.get("additionalProperties")
+    if isinstance(member, dict):
+        return member
     for name in ("anyOf", "oneOf", "allOf"):
         options = schema.get(name)
         for option in options if isinstance(options, list) else ():
-            found = member_schema(option, key, root, seen)
-            if found:
-                return found
+            member = member_schema(option, key, root, seen)
+            if member:
+                return member
     return {}
 
 
@@ -235,7 +235,7 @@ def resolve(schema: Any, root: Mapping[str, Any], seen: set[str] | None = None) 
 
 
 def value_types(schema: Any, root: Mapping[str, Any], seen: set[str] | None = None) -> set[str]:
-    """Return the types that a value may have; none where the schema does not say."""
+    """Return the types that a value may have; none if the schema gives none."""
     seen = set() if seen is None else seen
     schema = resolve(schema, root, seen)
     stated = schema.get("type")

@@ -82,7 +82,7 @@ class _Step:
 
     def launch(self) -> None:
         """Launch all together or, if that fails, each alone."""
-        batch, step = self._sound(), self._prepared
+        batch, step = self._unfailed(), self._prepared
         if step is not None and len(batch) < len(self._batch):
             step.undo()
             step = None
@@ -108,7 +108,7 @@ class _Step:
             end(sequence, last.reason, last.stop_string)
         return [*self._failed, *(sequence for sequence, _ in ended)]
 
-    def _sound(self) -> list[Sequence]:
+    def _unfailed(self) -> list[Sequence]:
         return [sequence for sequence in self._batch if sequence not in self._failed]
 
     @contextmanager
@@ -129,7 +129,7 @@ def _slot(sequence: Sequence) -> DecodeSlot:
 
 
 ASK_AHEAD_TOKENS: Final = 32
-STEPS_MAX: Final = 2  # of one iteration; each adds a token
+STEPS_MAX: Final = 2  # steps of one iteration; each adds a token
 
 
 class Growth(Enum):
@@ -166,6 +166,6 @@ def victim(sequences: Iterable[Sequence]) -> Sequence | None:
 
     So the oldest answer is never chosen, and finishes.
     """
-    found = [s for s in sequences if s.can_yield and s.input.is_preemptible()]
-    counts = Counter(sequence.tenant for sequence in found)
-    return max(found, key=lambda s: (not s.is_urgent, counts[s.tenant], s.order), default=None)
+    candidates = [s for s in sequences if s.can_yield and s.input.is_preemptible()]
+    counts = Counter(sequence.tenant for sequence in candidates)
+    return max(candidates, key=lambda s: (not s.is_urgent, counts[s.tenant], s.order), default=None)

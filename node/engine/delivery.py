@@ -23,7 +23,7 @@ class Last:
     stop_string: str | None
 
 
-def tell(sequence: Sequence, event: SequenceEvent) -> None:
+def emit_event(sequence: Sequence, event: SequenceEvent) -> None:
     """Emit an event; cancel the sequence if its listener raises."""
     try:
         sequence.emit(event)
@@ -43,15 +43,19 @@ def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
         text = sequence.input.token_text(sampled.token)
         sequence.trimmed.follow(text, sequence.mark_before_read)
     shown = sequence.answer.push(sampled.token)
-    event = produced(sequence, len(sequence.answer_ids), sampled, shown)
-    tell(sequence, replace(event, logprobs=(), was_delivered=True) if was_delivered else event)
+    event = produced_event(sequence, len(sequence.answer_ids), sampled, shown)
+    emit_event(
+        sequence, replace(event, logprobs=(), was_delivered=True) if was_delivered else event
+    )
     reason = finish_reason(sequence, len(sequence.answer_ids), sampled.token, shown)
     if reason is None:
         return None
     return Last(reason, shown.stopped_by if reason is FinishReason.STOP else None)
 
 
-def produced(sequence: Sequence, count: int, sampled: SampledToken, shown: AnswerDelta) -> Produced:
+def produced_event(
+    sequence: Sequence, count: int, sampled: SampledToken, shown: AnswerDelta
+) -> Produced:
     """Return the event of an answer's token number `count`, counted from 1."""
     return Produced(
         count - 1, shown, () if _is_end(sequence, sampled.token) else _logprobs(sequence, sampled)
@@ -85,7 +89,7 @@ def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None
         fail(sequence, error)
         return
     ended = Ended(reason, shown, sequence.answer_ids, answer.text, answer.ends, stop_string)
-    tell(sequence, ended)
+    emit_event(sequence, ended)
 
 
 def hand_over(sequence: Sequence, sampled: SampledToken | None) -> None:
@@ -99,7 +103,7 @@ def hand_over(sequence: Sequence, sampled: SampledToken | None) -> None:
     ids, ends = sequence.answer_ids, answer.ends
     is_preempted = sequence.is_preempted
     ended = Ended(None, shown, ids, answer.text, ends, None, True, sampled, ahead, is_preempted)
-    tell(sequence, ended)
+    emit_event(sequence, ended)
 
 
 def fail(sequence: Sequence, error: Exception) -> None:
@@ -108,7 +112,7 @@ def fail(sequence: Sequence, error: Exception) -> None:
         _log.error("a sequence failed in the engine: %s", type(error).__name__, exc_info=error)
     message = "the engine failed on this request; see the node's log"
     failure = FabricError(message, code="engine_failed")
-    tell(sequence, Broke(error if isinstance(error, FabricError) else failure))
+    emit_event(sequence, Broke(error if isinstance(error, FabricError) else failure))
 
 
 def note_scored(sequence: Sequence, tops: Iterable[Top]) -> None:

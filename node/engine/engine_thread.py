@@ -67,7 +67,7 @@ class EngineThread:
         self._clock = clock
         self._end_process = end_process
         self._failed_s: deque[float] = deque(maxlen=DEVICE_FAILURES_MAX)
-        self.failures_count = 0  # of the device; turns begun before the last one are not saved
+        self.failures_count = 0  # device failures; turns begun before the last one are not saved
         self._wake = threading.Condition()
         # Under the lock of _wake:
         self._calls: deque[Callable[[], None]] = deque()
@@ -118,7 +118,7 @@ class EngineThread:
         """Run `work` on the engine thread; for the event loop."""
         return await asyncio.wrap_future(self.call(work))
 
-    async def computed(self, work: Callable[[], T], failures_count: int) -> T:
+    async def compute(self, work: Callable[[], T], failures_count: int) -> T:
         """Run `work` on the engine thread; return its result once all of it is computed.
 
         Raise EngineFailedError if the device failed, now or since it had failed `failures_count`
@@ -138,7 +138,7 @@ class EngineThread:
         return result
 
     def _call_guarded(self, work: Callable[[], T]) -> T:
-        if self._scheduler.engine is None:  # it is being built
+        if self._scheduler.engine is None:  # the engine is being built
             return work()
         try:
             with device_errors():

@@ -1,12 +1,12 @@
 """Heads: a prompt's beginning is computed once, by one sequence, while others wait for it.
 
-    leads       sequences that had memory, until their turn is saved: they publish blocks
-    followers   waiting ones, without memory, for blocks that a lead computes and has not published,
-                or that another node sends; and turns on other nodes that such blocks are sent to
+    leads       sequences that have had memory, until their turn is saved: they publish blocks
+    followers   sequences without memory that wait for blocks which a lead computes or another node
+                sends; and turns on other nodes to which such blocks are sent
 
-No lead waits for memory, so followers cannot block each other. A lead that is paused or ends is
-not waited for beyond what it computed; the follower that starts then leads the others. Names of
-blocks contain their tenant's salt, so none follows another tenant's sequence.
+No lead waits for memory, so followers cannot block each other. For a lead that is paused or ends,
+followers wait only up to its last computed token; the first follower to start then becomes the
+lead. Block names contain the tenant's salt, so no sequence follows another tenant's.
 """
 
 import threading
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from fabric.limits import BLOCK_TOKENS
-from node.engine.delivery import tell
+from node.engine.delivery import emit_event
 from node.engine.sequence import Awaited, Head, Sequence
 from node.limits import HEAD_TOKENS_MIN, HEAD_WAIT_FACTOR, HEAD_WAIT_S_MIN
 
@@ -25,12 +25,12 @@ class Heads:
     """Heads of one engine; used on its thread, except for `end`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of changes of the table
-        self._leads: dict[bytes, tuple[Sequence, ...]] = {}  # by the name of their first block
-        self._away: dict[Head, bool] = {}  # of turns on other nodes, and whether a client waits
+        self._lock = threading.Lock()  # guards changes of the table
+        self._leads: dict[bytes, tuple[Sequence, ...]] = {}  # by their first block's name
+        self._remote: dict[Head, bool] = {}  # turns on other nodes, and whether a client waits
 
     def begin(self, sequence: Sequence) -> None:
-        """Note that a sequence got its memory, and computes its prompt from now on."""
+        """Note that a sequence has its memory, and computes its prompt from now on."""
         head = sequence.head
         if head is None:
             return
@@ -38,49 +38,49 @@ class Heads:
         if not (head.leads and head.names):
             return
         with self._lock:
-            known = self._leads.get(head.names[0], _NONE)
-            if sequence not in known:
-                self._leads[head.names[0]] = (*known, sequence)
+            leads = self._leads.get(head.names[0], _NONE)
+            if sequence not in leads:
+                self._leads[head.names[0]] = (*leads, sequence)
 
     def pause(self, sequence: Sequence) -> None:
-        """Note that a sequence computes no more, for now or at all."""
+        """Note that a sequence has stopped computing, for now or for ever."""
         if sequence.head is not None:
             sequence.head.computed_tokens = sequence.cache.tokens_count
 
     def end(self, sequence: Sequence) -> None:
-        """Forget a sequence whose turn is saved, or failed."""
+        """Forget a sequence whose turn was saved or has failed."""
         head = sequence.head
         if head is None or not head.names:
             return
         with self._lock:
-            known = self._leads.get(head.names[0], _NONE)
-            left = tuple(other for other in known if other is not sequence)
-            if left:
-                self._leads[head.names[0]] = left
+            leads = self._leads.get(head.names[0], _NONE)
+            remaining = tuple(other for other in leads if other is not sequence)
+            if remaining:
+                self._leads[head.names[0]] = remaining
             else:
                 self._leads.pop(head.names[0], None)
 
     def follow(self, head: Head, *, is_urgent: bool) -> None:
         """Make leads publish the tokens that a turn on another node waits for, until `unfollow`."""
         with self._lock:
-            self._away[head] = is_urgent
+            self._remote[head] = is_urgent
 
     def unfollow(self, head: Head) -> None:
         with self._lock:
-            self._away.pop(head, None)
+            self._remote.pop(head, None)
 
     def without_held(
         self, waiting: Iterable[Sequence], now_s: float, tokens_per_s: float
     ) -> list[Sequence]:
-        """List the waiting sequences that need not wait for a head; note the others at their leads.
+        """List the waiting sequences that need not wait; make the leads of the others publish.
 
-        `tokens_per_s`: of one prompt, beside those that are computed now; 0 if not measured.
+        `tokens_per_s`: one prompt's speed beside those that are computed now; 0 if not measured.
         """
         for leads in self._leads.copy().values():
             for lead in leads:
                 lead.is_awaited = False
-        for away, is_urgent in self._away.copy().items():
-            ready, end, best = self._best(away)
+        for remote, is_urgent in self._remote.copy().items():
+            ready, end, best = self._best(remote)
             if best is not None and end > ready:
                 self._ask(best, end, is_urgent=is_urgent)
         return [s for s in waiting if not self._is_held(s, now_s, tokens_per_s)]
@@ -113,13 +113,13 @@ class Heads:
                 continue
             common = head.common_tokens(other)
             ready = max(ready, min(common, other.published_tokens))
-            reached = _reached(lead, other, common)
+            reached = _resumable_tokens(lead, other, common)
             if reached > end:
                 end, best = reached, lead
         return ready, end, best
 
     def _ask(self, lead: Sequence, end: int, *, is_urgent: bool) -> None:
-        """Make a lead publish its first `end` tokens, with the urgency of the turn that waits."""
+        """Make a lead publish its first `end` tokens, with the urgency of the waiting turn."""
         head = lead.head
         assert head is not None, "a lead has a head"
         lead.is_awaited = lead.is_awaited or is_urgent
@@ -128,10 +128,10 @@ class Heads:
         if end > head.awaited_tokens:
             head.awaited_tokens = end
             if head.computed_tokens is None:
-                tell(lead, Awaited())
+                emit_event(lead, Awaited())
 
 
-def _reached(lead: Sequence, head: Head, common: int) -> int:
+def _resumable_tokens(lead: Sequence, head: Head, common: int) -> int:
     """Return how many of the first `common` tokens can be resumed once a lead has published."""
     computed = head.computed_tokens
     if computed is not None:
@@ -151,12 +151,12 @@ def _stop_at(lead: Sequence, head: Head, end: int) -> None:
 
 
 def _is_too_late(head: Head, end: int, now_s: float, tokens_per_s: float) -> bool:
-    """Return whether a follower has waited for longer than computing the head should take."""
+    """Return whether a follower has waited longer than computing the head should take."""
     if head.waits_since_s is None:
         head.waits_since_s = now_s
     if tokens_per_s <= 0:
         return False
-    predicted_s = (end - head.stored_tokens) / tokens_per_s  # as fast as it is now
+    predicted_s = (end - head.stored_tokens) / tokens_per_s  # at the present speed
     limit_s = HEAD_WAIT_S_MIN + HEAD_WAIT_FACTOR * predicted_s
     head.waits = now_s - head.waits_since_s < limit_s
     return not head.waits

@@ -57,7 +57,7 @@ class MemoryBudget:
         self._reserved_bytes = 0
         self._idle_bytes = 0
         self._answers_count = 0
-        self._asked_at: int | None = None  # answers received when room was last asked for
+        self._asked_at: int | None = None  # answers received when room was last requested
 
     @property
     def limit_bytes(self) -> int:

@@ -95,14 +95,14 @@ def next_move(
 
     `started` has the sequence number of each tenant's last start.
     """
-    held, active = list(paused), list(running)
+    preempted, active = list(paused), list(running)
     victims = _victims(active) if room.paused > 0 else []
     slots = Counter(sequence.tenant for sequence in active)
     # Among equals, paused sequences go first, since they hold memory, and so do answers that began
     # on another node, since their clients have read a part.
-    first = {id(sequence) for sequence in held}
+    first = {id(sequence) for sequence in preempted}
     queue = sorted(
-        [*held, *waiting],
+        [*preempted, *waiting],
         key=lambda s: (
             not s.is_urgent,
             not s.is_promoted,
@@ -113,14 +113,14 @@ def next_move(
         ),
     )
     passed: list[S] = []
-    is_full = False  # without a slot for one sequence, none after it gets one either
+    is_full = False  # if one sequence gets no slot, none after it does
     for sequence in queue:
         if sequence.needs_bytes > max(0, room.memory_bytes):
             if sequence.passed_count >= ADMISSION_PASSES_MAX:
                 room = replace(room, memory_bytes=0)
             passed.append(sequence)
         elif sequence.needs_bytes and not sequence.is_urgent and any(s.is_urgent for s in passed):
-            continue  # it would have to give that memory to an interactive one
+            continue  # an interactive sequence would take that memory back
         elif sequence.is_promoted or (room.slots > 0 and not is_full):
             return Start(sequence, tuple(passed) if sequence.needs_bytes else ())
         elif not is_full:
@@ -135,8 +135,8 @@ def next_move(
 
 def _victims(sequences: Iterable[S]) -> list[S]:
     """List the sequences that may be paused for their slots, the newest first."""
-    found = (s for s in sequences if not (s.is_urgent or s.is_promoted))
-    return sorted(found, key=lambda s: -s.order)
+    candidates = (s for s in sequences if not (s.is_urgent or s.is_promoted))
+    return sorted(candidates, key=lambda s: -s.order)
 
 
 def _greediest(active: Iterable[S], slots: Counter[str], other: Schedulable) -> S | None:

@@ -15,7 +15,7 @@ from node.limits import (
 # Attention cost per token grows with position: smaller chunks keep a step's time bounded.
 _STEPS = ((4_096, 4_096), (16_384, 2_048), (65_536, 1_024))
 
-_OLD_WEIGHT = 0.8  # of earlier measurements of a speed
+_OLD_WEIGHT = 0.8  # weight of a speed's earlier measurements
 
 
 class Speed:
@@ -84,5 +84,5 @@ def _by_time(tokens_per_s: float, *, busy: bool) -> int:
         return PREFILL_CHUNK_TOKENS_MIN
     limit_s = PREFILL_CHUNK_BUSY_S if busy else PREFILL_CHUNK_S
     least = PREFILL_CHUNK_TOKENS_BUSY_MIN if busy else PREFILL_CHUNK_TOKENS_MIN
-    wanted = min(tokens_per_s * limit_s, PREFILL_CHUNK_TOKENS_MAX)
-    return max(least, 1 << max(0, int(wanted).bit_length() - 1))
+    tokens = min(tokens_per_s * limit_s, PREFILL_CHUNK_TOKENS_MAX)
+    return max(least, 1 << max(0, int(tokens).bit_length() - 1))

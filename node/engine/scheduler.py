@@ -10,7 +10,7 @@ from fabric.errors import EngineFailedError
 from fabric.ports import Clock
 from fabric.turn.generation import FinishReason
 from node.engine.decode_step import Growth, decode_step, grow, victim
-from node.engine.delivery import end, fail, hand_over, note_scored, tell
+from node.engine.delivery import emit_event, end, fail, hand_over, note_scored
 from node.engine.heads import Heads
 from node.engine.memory_budget import MemoryBudget, Reservation
 from node.engine.moving_streams import MovingStreams, PrefillHold
@@ -70,9 +70,9 @@ class Scheduler:
         self._delays_arrivals = False  # the last chunk was a background prompt's
         self._warm_streak = 0
         self._served: dict[str, float] = {}  # virtual time of each tenant's next chunk
-        self._chunks_virtual = 0.0  # of the last chunk
+        self._chunks_virtual = 0.0  # virtual time of the last chunk
         self._starts_count = 0
-        self._steps_count = 0  # since memory of freed arrays was returned
+        self._steps_count = 0  # steps since memory of freed arrays was returned
         self._started: dict[str, int] = {}  # number of each tenant's last start
 
     def add(self, sequence: Sequence) -> None:
@@ -94,7 +94,7 @@ class Scheduler:
         self._grow_answers()
         self._drop_cancelled()
         self._promote()
-        # `any` of a list: all four steps run, whatever the others did.
+        # `any` of a list, so that all four steps run.
         return any([self._place(), self._start_prefilled(), self._decode(), self._prefill()])
 
     def fail_all(self, error: Exception) -> None:
@@ -139,7 +139,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> None:
         growth = grow(sequence, _held(sequence), self._budget)
-        if growth is Growth.END:  # like the end of the context
+        if growth is Growth.END:  # treated like the end of the context
             end(sequence, FinishReason.LENGTH)
             self._leave(sequence)
         elif growth is Growth.WAIT:
@@ -177,7 +177,7 @@ class Scheduler:
             if isinstance(move, Preempt):
                 self._preempt(move)
             elif not self._start(move):
-                has_room = False  # idle caches are in the way; their owner was asked to evict
+                has_room = False  # waits for the eviction of idle caches
             waiting = self._without_held()
         self._make_way(waiting)
         is_shed = False
@@ -204,7 +204,7 @@ class Scheduler:
             giving.yielding.set()  # it leaves before the next step
 
     def _without_held(self) -> list[Sequence]:
-        """List the waiting sequences, but for those that wait for another one's head."""
+        """List the waiting sequences, except those that wait for another one's head."""
         prompts_count = max(1, len(self.queue.prefilling))
         tokens_per_s = self.prefill_speed.per_s / prompts_count
         return self.heads.without_held(self.queue.waiting, self._clock.monotonic_s(), tokens_per_s)
@@ -212,16 +212,16 @@ class Scheduler:
     def _shed(self, first: Sequence) -> bool:
         """Preempt a waiting sequence with a cache if the budget is exceeded without `first`.
 
-        Only the first may run over the budget. A sequence that just left its cache there and is
-        requested again at once would be a second one.
+        Only the first may exceed the budget. A preempted sequence that is requested again at once
+        would be a second one.
         """
         others_bytes = self._budget.reserved_bytes - _held(first).size_bytes
         if others_bytes <= self._budget.total_bytes:
             return False
-        others = [s for s in self.queue.waiting if s is not first and _held(s).size_bytes > 0]
-        giving = victim(others)
+        candidates = [s for s in self.queue.waiting if s is not first and _held(s).size_bytes > 0]
+        giving = victim(candidates)
         if giving is not None:
-            giving.yielding.set()  # it leaves before another sequence is placed
+            giving.yielding.set()  # its memory is freed before another sequence is placed
         return giving is not None
 
     def _start(self, move: Start[Sequence]) -> bool:
@@ -273,7 +273,7 @@ class Scheduler:
         if sequence.input.resumed is not None:
             sequence.slot.take_up(len(sequence.answer_ids) + 1)
         self.queue.run(sequence)
-        tell(sequence, Started())
+        emit_event(sequence, Started())
 
     def _decode(self) -> bool:
         decoding = self.queue.decoding
@@ -317,7 +317,7 @@ class Scheduler:
         return True
 
     def _compute_chunk(self, sequence: Sequence) -> None:
-        if sequence.prefill_left <= 0:  # its prefix was restored since this iteration began
+        if sequence.prefill_left <= 0:  # its prefix was restored during this iteration
             self._begin(sequence)
             return
         engine, cache = self._ready_engine, sequence.cache
@@ -384,7 +384,7 @@ class Scheduler:
         return bool(self.queue.decoding) or moving.are_coming or moving.are_silent
 
     def _unblocked_prompts(self) -> list[Sequence]:
-        found = []
+        prompts = []
         for sequence in list(self.queue.prefilling):
             try:
                 is_blocked = sequence.awaited_tokens is not None or sequence.is_blocked()
@@ -392,8 +392,8 @@ class Scheduler:
                 self._fail(sequence, error)
                 continue
             if not is_blocked:
-                found.append(sequence)
-        return found
+                prompts.append(sequence)
+        return prompts
 
     def _run_guarded(self, sequence: Sequence, work: Callable[[], None]) -> None:
         """Run one sequence's work; its failure ends only itself, the device's ends all."""
@@ -414,7 +414,7 @@ class Scheduler:
         self.heads.pause(sequence)
         if not any(other.tenant == sequence.tenant for other in self.queue):
             self._served.pop(sequence.tenant, None)
-        if not any(self.queue):  # a tenant that comes back before keeps its place
+        if not any(self.queue):  # a tenant that returns earlier keeps its place
             self._started.clear()
         if not sequence.input.owns_reservation:
             _held(sequence).release()

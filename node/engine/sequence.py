@@ -35,7 +35,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Another sequence waits for more of the beginning that this one computes."""
+    """Another sequence waits for more of the head that this one computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class Ended:
     answer_text: str
     answer_ends: list[int]
     stop_string: str | None
-    is_handover: bool = False  # another node continues: `sampled` is its next token, if any
+    is_handover: bool = False  # another node continues, with the token `sampled` if there is one
     sampled: SampledToken | None = None
-    sampled_shown: AnswerDelta | None = None  # what that token adds for the client
-    is_preempted: bool = False  # its memory is needed: the cache is dropped once saved
+    sampled_shown: AnswerDelta | None = None  # text that this token adds for the client
+    is_preempted: bool = False  # its memory is needed, so the cache is dropped once saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class TrimmedEnd:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Called on the engine thread between two steps: safe there, and quick.
+# Called on the engine thread between two steps; must be quick.
 EngineCallback: TypeAlias = Callable[P, T]
 
 
@@ -127,38 +127,38 @@ def _never() -> bool:
 class Head:
     """The beginning of a prompt that other prompts of its tenant may share.
 
-    The turn sets what may be done with it and what is published; the engine thread sets the rest.
+    The turn sets its permissions and the published part; the engine thread sets the rest.
     """
 
-    ids: list[int]  # of the prompt, without its last token
-    names: tuple[BlockHash, ...]  # of its full blocks, under its tenant's salt
-    stored_tokens: int = 0  # that the turn found stored
-    leads: bool = False  # its blocks are published when others wait for them
-    waits: bool = False  # its sequence may wait for blocks that another one computes
-    has_states: bool = False  # of recurrent layers, which can be resumed where one was kept only
-    shares_parts: bool = True  # of blocks
+    ids: list[int]  # the prompt's tokens but the last
+    names: tuple[BlockHash, ...]  # names of its full blocks, under its tenant's salt
+    stored_tokens: int = 0  # tokens that the turn found stored
+    leads: bool = False  # publishes its blocks when others wait for them
+    waits: bool = False  # may wait for blocks that another sequence computes
+    has_states: bool = False  # recurrent layers, which resume only where a state was kept
+    shares_parts: bool = True  # parts of blocks can be shared
     published_tokens: int = 0
-    awaited_tokens: int = 0  # the end that another sequence waits for
-    computed_tokens: int | None = None  # all that will be computed; None: more is being computed
+    awaited_tokens: int = 0  # end of the part that another sequence waits for
+    computed_tokens: int | None = None  # final number of tokens; None: still computing
     expected_tokens: int = 0  # tokens that its sequence waits for now
-    waits_since_s: float | None = None  # for all that it waited for
-    has_grown: bool = False  # more was published than was stored: the turn looks again
-    coming_tokens: int = 0  # the end of what another node is sending; 0: nothing
+    waits_since_s: float | None = None  # start of its first wait
+    has_grown: bool = False  # more blocks were published: the turn looks them up again
+    coming_tokens: int = 0  # end of the part that another node is sending; 0: none
     _common: "dict[Head, int]" = field(default_factory=dict)
 
     def common_tokens(self, other: "Head") -> int:
-        """Return how many tokens both begin with: whole blocks, and a part of the next one."""
-        known = self._common.get(other)
-        if known is None:
-            known = self._common[other] = self._compare(other)
-        return known
+        """Return the length of the common prefix: whole blocks, and a part of the next one."""
+        count = self._common.get(other)
+        if count is None:
+            count = self._common[other] = self._compare(other)
+        return count
 
     def _compare(self, other: "Head") -> int:
         ours, theirs = self.names, other.names
         count = min(len(ours), len(theirs))
         blocks = bisect_left(range(count), 1, key=lambda at: ours[at] != theirs[at])
         start = blocks * BLOCK_TOKENS
-        if not (blocks and self.shares_parts):  # without a common block, they may be of two tenants
+        if not (blocks and self.shares_parts):  # without a common block, tenants may differ
             return start
         rows = slice(start, start + BLOCK_TOKENS)
         return start + common_prefix(self.ids[rows], other.ids[rows])
@@ -175,12 +175,12 @@ class SequenceInput:
     token_text: EngineCallback[[int], str]
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
-    weight: float = 1.0  # of its tenant
+    weight: float = 1.0  # its tenant's share
     resumed: Resumption | None = None  # the answer's beginning; `prompt` ends with its next token
-    was_admitted: bool = False  # earlier, by this node or another: no queue is too full for it
-    matcher: AnswerMatcher | None = None  # of a prescribed format; it has taken `resumed`
-    budget: ThoughtBudget | None = None  # of its thoughts; it has taken `resumed`, too
-    grown_bytes: EngineCallback[[int], int] | None = None  # memory that so many tokens need
+    was_admitted: bool = False  # earlier, by this node or another: exempt from queue limits
+    matcher: AnswerMatcher | None = None  # for an output format; has consumed `resumed`
+    budget: ThoughtBudget | None = None  # for its thoughts; has consumed `resumed`
+    grown_bytes: EngineCallback[[int], int] | None = None  # memory needed for n tokens
     # While true and memory is short, the answer may be handed over to be resumed later.
     is_preemptible: EngineCallback[[], bool] = _never
     # Whether the submitter releases the reservation, once its cache is counted as idle or freed;
@@ -201,7 +201,7 @@ class Sequence:
     answer: Answer
     emit: EngineCallback[[SequenceEvent], None]
     reserve_bytes: int = 0  # memory for prompt and answer; the sequence waits until it is free
-    room_tokens: int = sys.maxsize  # tokens for which that suffices
+    room_tokens: int = sys.maxsize  # tokens that fit in `reserve_bytes`
     granted: EngineCallback[[], None] | None = None  # called whenever that memory is granted
     # Tokens of the prompt that the cache is about to hold: until set to None, the prompt waits.
     awaited_tokens: int | None = None
@@ -210,21 +210,21 @@ class Sequence:
     reached: EngineCallback[[int], None] | None = None  # called after each chunk with its end
     trimmed: TrimmedEnd | None = None
     echo: PromptEcho | None = None  # sent before the answer
-    head: Head | None = None  # that it shares with others
+    head: Head | None = None  # shared with other sequences
     cancelled: Event = field(default_factory=Event)
     yielding: Event = field(default_factory=Event)  # set to end it so that another node continues
     slot: DecodeSlot | None = None
     answer_ids: list[int] = field(default_factory=list)
     # The scheduler's notes.
     reservation: Reservation | None = None
-    order: int = 0  # of arrival
+    order: int = 0  # order of arrival
     started_s: float | None = None  # when it first had its memory
     served_s: float = 0.0  # when it last made progress, or arrived
-    served_order: int = 0  # of its last prefill chunk among all chunks
-    passed_count: int = 0  # smaller ones that overtook it while it waited for memory
-    is_promoted: bool = False  # background that waited too long
+    served_order: int = 0  # number of its last prefill chunk among all chunks
+    passed_count: int = 0  # smaller sequences that overtook it while it waited for memory
+    is_promoted: bool = False  # a background sequence that waited too long
     is_delayed: bool = False  # by a background prompt's chunk, before its first token
-    is_preempted: bool = False  # it gives its memory back
+    is_preempted: bool = False  # to give its memory back
     is_awaited: bool = False  # an urgent sequence waits for what it computes
 
     @property
@@ -242,10 +242,10 @@ class Sequence:
     @property
     def prefill_left(self) -> int:
         """Prompt tokens still to compute before decoding; the last one is decoded."""
-        held = self.awaited_tokens
-        if held is None:
-            held = self.cache.tokens_count + self.cache.ahead_tokens
-        return len(self.input.prompt) - 1 - held
+        held_tokens = self.awaited_tokens
+        if held_tokens is None:
+            held_tokens = self.cache.tokens_count + self.cache.ahead_tokens
+        return len(self.input.prompt) - 1 - held_tokens
 
     @property
     def chunk_left(self) -> int:
@@ -280,8 +280,8 @@ class Sequence:
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens to compute, without those that another sequence computes for it."""
-        shared = self.head.expected_tokens if self.head is not None else 0
-        return max(self.prefill_left - shared, 0)
+        shared_tokens = self.head.expected_tokens if self.head is not None else 0
+        return max(self.prefill_left - shared_tokens, 0)
 
     @property
     def needs_bytes(self) -> int:

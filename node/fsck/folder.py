@@ -39,7 +39,7 @@ class _Record:
     salt: bytes | None
     refs: frozenset[BlockRef]
     misplaced: frozenset[BlockRef]
-    branches: frozenset[BlockRef]  # of its branches
+    branches: frozenset[BlockRef]  # blocks of its branches
 
 
 class FolderCheck:
@@ -60,11 +60,11 @@ class FolderCheck:
         entries = self._layout()
         spec = self._spec()
         if not self._read_records(entries):
-            return  # with the wrong key everything would look misplaced
+            return  # with the wrong key all records would look misplaced
         sound = self._blocks(entries, spec, progress)
         needed = self._shorten(sound)
         for ref in sorted(sound - needed, key=lambda ref: ref.name):
-            self._found(
+            self._note(
                 Kind.UNREFERENCED_BLOCK,
                 block_files.file_name(ref),
                 "no record needs it",
@@ -73,7 +73,7 @@ class FolderCheck:
 
     # --- findings ----------------------------------------------------------------------------
 
-    def _found(
+    def _note(
         self, kind: Kind, name: str, detail: str, repair: Callable[[str], object] | None = None
     ) -> bool:
         """Add a finding and repair it if requested and possible; return whether it was repaired."""
@@ -87,8 +87,8 @@ class FolderCheck:
         self._report.add(kind, name, detail, repaired=repaired)
         return repaired
 
-    def _put_away(self, kind: Kind, name: str, detail: str) -> None:
-        self._found(kind, name, detail, lambda name: self._disk.quarantine(name, detail))
+    def _quarantine(self, kind: Kind, name: str, detail: str) -> None:
+        self._note(kind, name, detail, lambda name: self._disk.quarantine(name, detail))
 
     # --- layout ------------------------------------------------------------------------------
 
@@ -99,41 +99,41 @@ class FolderCheck:
             self._disk.recover()  # removes the temporaries
         for entry in entries:
             if entry.leaf.startswith(TEMPORARY):
-                self._found(Kind.TEMPORARY, entry.name, "an interrupted write", lambda _: None)
+                self._note(Kind.TEMPORARY, entry.name, "an interrupted write", lambda _: None)
             elif entry.leaf != "." and not _is_ours(entry):
-                self._found(Kind.STRANGE, entry.name, "not ours; left alone")
+                self._note(Kind.STRANGE, entry.name, "not ours; left alone")
             elif not _is_right_kind(entry):
                 self._unexpected(entry)
             elif entry.is_exposed:
                 self._exposed(entry)
             if entry.directory == QUARANTINE:
                 detail = f"{entry.size_bytes:,} bytes, kept for inspection"
-                self._found(Kind.QUARANTINED, entry.name, detail)
+                self._note(Kind.QUARANTINED, entry.name, detail)
         return [entry for entry in entries if _is_ours(entry) and entry.is_file]
 
     def _unexpected(self, entry: Entry) -> None:
         detail = "a link, a pipe or a folder"
         if entry.is_directory or not entry.directory:
-            self._found(Kind.NOT_A_FILE, entry.name, f"{detail}: remove it by hand")
+            self._note(Kind.NOT_A_FILE, entry.name, f"{detail}: remove it by hand")
         else:
-            self._put_away(Kind.NOT_A_FILE, entry.name, detail)
+            self._quarantine(Kind.NOT_A_FILE, entry.name, detail)
 
     def _exposed(self, entry: Entry) -> None:
         detail = f"mode {entry.mode & 0o777:04o}, owner {entry.owner}: others may use it"
         root = self._disk.root
-        self._found(Kind.WRONG_MODE, entry.name, detail, lambda _: make_private(root, entry))
+        self._note(Kind.WRONG_MODE, entry.name, detail, lambda _: make_private(root, entry))
 
     def _spec(self) -> SpecRecord | None:
         try:
             spec = read_spec(self._disk)
         except (CorruptDataError, DiskError) as error:
-            self._put_away(Kind.DAMAGED_SPEC, SPEC_FILE, error.message)
+            self._quarantine(Kind.DAMAGED_SPEC, SPEC_FILE, error.message)
             return None
         if spec is None:
-            self._found(Kind.NO_SPEC, SPEC_FILE, "headers are checked by themselves only")
+            self._note(Kind.NO_SPEC, SPEC_FILE, "headers are checked by themselves only")
             return None
         if not spec.fingerprint.hex().startswith(self._report.folder):
-            self._put_away(Kind.DAMAGED_SPEC, SPEC_FILE, "cache spec of another model")
+            self._quarantine(Kind.DAMAGED_SPEC, SPEC_FILE, "cache spec of another model")
             return None
         self._report.model, self._report.fingerprint = spec.model, spec.fingerprint.hex()
         return spec
@@ -158,23 +158,23 @@ class FolderCheck:
                 f"none of {len(misplaced)} records has a name under this cluster key; "
                 "use the key of the fabric that stored them"
             )
-            self._found(Kind.WRONG_KEY, manifest_store.DIRECTORY, detail)
+            self._note(Kind.WRONG_KEY, manifest_store.DIRECTORY, detail)
             return False
         for name in misplaced:
-            self._put_away(Kind.MISPLACED_RECORD, name, "record of another agent")
+            self._quarantine(Kind.MISPLACED_RECORD, name, "record of another agent")
         return True
 
     def _read_record(self, name: str) -> Manifest | None:
         try:
             record = decode_manifest(self._disk.read(name, MANIFEST_BYTES_MAX))
         except CorruptDataError as error:
-            self._put_away(Kind.DAMAGED_RECORD, name, error.message)
+            self._quarantine(Kind.DAMAGED_RECORD, name, error.message)
         except (DiskError, FileNotFoundError) as error:
-            self._found(Kind.UNREADABLE, name, str(error))
+            self._note(Kind.UNREADABLE, name, str(error))
         else:
             if record.fingerprint.hex().startswith(self._report.folder):
                 return record
-            self._put_away(Kind.FOREIGN_RECORD, name, "record of another model")
+            self._quarantine(Kind.FOREIGN_RECORD, name, "record of another model")
         return None
 
     def _record_name(self, record: Manifest) -> str:
@@ -212,14 +212,14 @@ class FolderCheck:
                 ref = check.check(entry.leaf, salts.get(entry.name))
                 sound.add(self._interned.get(ref, ref))
             except CorruptDataError as error:
-                self._put_away(Kind.DAMAGED_BLOCK, entry.name, error.message)
+                self._quarantine(Kind.DAMAGED_BLOCK, entry.name, error.message)
             except FileNotFoundError:
                 continue  # quarantined since it was listed
             except DiskError as error:
                 if error.is_damage:
-                    self._put_away(Kind.DAMAGED_BLOCK, entry.name, error.message)
+                    self._quarantine(Kind.DAMAGED_BLOCK, entry.name, error.message)
                 else:
-                    self._found(Kind.UNREADABLE, entry.name, error.message)
+                    self._note(Kind.UNREADABLE, entry.name, error.message)
             done += entry.size_bytes
             progress(done, total)
         self._report.blocks_count, self._report.block_bytes = len(files), total
@@ -241,11 +241,11 @@ class FolderCheck:
 
     def _truncate(self, record: _Record, lost: frozenset[BlockRef]) -> Manifest | None:
         """Report a record's lost blocks and repair it; return the repaired record, if it was."""
-        whole = self._read_record(record.name)
-        if whole is None:
+        full_record = self._read_record(record.name)
+        if full_record is None:
             return None
-        count = whole.pieces.tokens_before(lost)
-        cut = truncate_record(whole, lost)
+        count = full_record.pieces.tokens_before(lost)
+        cut = truncate_record(full_record, lost)
 
         def repair(name: str) -> None:
             if count:
@@ -253,11 +253,11 @@ class FolderCheck:
             else:
                 self._disk.quarantine(name, "none of its blocks is left")
 
-        is_truncated = self._found(
+        is_truncated = self._note(
             Kind.SHORT_RECORD,
             record.name,
             f"{len(lost)} of {len(record.refs)} blocks are missing, damaged or misnamed: "
-            f"{count} of {whole.tokens_count} tokens can be used",
+            f"{count} of {full_record.tokens_count} tokens can be used",
             repair,
         )
         return cut if is_truncated else None

@@ -14,7 +14,7 @@ class Severity(StrEnum):
     """Severity of a finding."""
 
     PROBLEM = "problem"  # something is lost or wrong
-    LEFTOVER = "leftover"  # ordinary after a crash: the node's next start clears it away
+    LEFTOVER = "leftover"  # ordinary after a crash: the node's next start removes it
     NOTE = "note"  # needs no action
 
 
@@ -24,8 +24,8 @@ class Kind(StrEnum):
     DAMAGED_BLOCK = "damaged block"
     DAMAGED_RECORD = "damaged record"
     MISPLACED_RECORD = "misplaced record"  # sound, under another agent's name
-    FOREIGN_RECORD = "foreign record"  # of another model
-    SHORT_RECORD = "short record"  # blocks it refers to are missing, damaged or not its own
+    FOREIGN_RECORD = "foreign record"  # record of another model
+    SHORT_RECORD = "short record"  # some of its blocks are missing, damaged or misnamed
     DAMAGED_SPEC = "damaged spec"
     NOT_A_FILE = "not a file"  # a link, a pipe or a folder where a file belongs
     WRONG_MODE = "wrong mode"
@@ -51,7 +51,7 @@ _SEVERITIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found: where, what, and whether a repair has dealt with it."""
+    """One finding: its place, its kind, and whether it was repaired."""
 
     kind: Kind
     file: str  # path from the folder's root; names are digests

@@ -25,7 +25,7 @@ from node.store.encrypted_disk import open_disk
 from node.store.posix_disk import DiskError, PosixDisk
 
 NODES: Final = "nodes"
-FOLDER_CHARS: Final = 16  # of the fingerprint, in hex
+FOLDER_CHARS: Final = 16  # hex digits of the fingerprint
 PROGRESS_S: Final = 2.0
 PROBLEMS, MISUSED, INTERRUPTED = 1, 2, 130
 
@@ -59,7 +59,7 @@ def _check(arguments: argparse.Namespace) -> int:
         return MISUSED
     for report in reports if why else ():
         report.add(Kind.NO_KEY, "cluster.key", f"names are not checked: {why}")
-    _tell(reports, as_json=arguments.json)
+    _print_reports(reports, as_json=arguments.json)
     return 0 if all(report.is_sound for report in reports) else PROBLEMS
 
 
@@ -103,19 +103,19 @@ def _cluster_key(folder: Path) -> tuple[bytes | None, str | None]:
 
 def _claimed(nodes: list[Path], stack: ExitStack, key: bytes | None) -> list[tuple[str, PosixDisk]]:
     """Lock all folders before the check; raise FatalError if a node uses one."""
-    held = []
+    claimed = []
     for node in nodes:
         for folder in _folders(node):
             try:
-                # A check changes nothing; a repair notes wrong modes before it mends them.
+                # A check changes nothing; a repair reports wrong modes before it fixes them.
                 disk = open_disk(folder, "full", key, keeps_modes=True)
                 stack.callback(disk.close)
                 disk.claim()
             except DiskError as error:
                 message = f"{error.message}; stop the node first (`macfabric down`)"
                 raise FatalError(message) from None
-            held.append((node.name, disk))
-    return held
+            claimed.append((node.name, disk))
+    return claimed
 
 
 def _folders(node: Path) -> Iterator[Path]:
@@ -150,11 +150,11 @@ def _progress(what: str) -> Progress:
     return report
 
 
-def _tell(reports: list[FolderReport], *, as_json: bool) -> None:
+def _print_reports(reports: list[FolderReport], *, as_json: bool) -> None:
     if as_json:
         sound = all(report.is_sound for report in reports)
-        whole = {"sound": sound, "folders": [report.to_json() for report in reports]}
-        sys.stdout.write(escape_json(json.dumps(whole, indent=2)) + "\n")
+        result = {"sound": sound, "folders": [report.to_json() for report in reports]}
+        sys.stdout.write(escape_json(json.dumps(result, indent=2)) + "\n")
         return
     encoding = sys.stdout.encoding or "utf-8"
     for line in [line for report in reports for line in report.lines()] or ["nothing is stored"]:

@@ -36,9 +36,9 @@ class Entry:
 
     @property
     def is_exposed(self) -> bool:
-        """Return whether other users may do anything with it, or own it."""
+        """Return whether another user owns it or has any permission on it."""
         if stat.S_ISLNK(self.mode):
-            return False  # a link's own mode means nothing
+            return False  # a link's own mode has no effect
         return bool(self.mode & _OTHERS) or self.owner != os.geteuid()
 
 
@@ -46,11 +46,11 @@ def scan_folder(root: Path, inside: Collection[str]) -> Iterator[Entry]:
     """Yield the root, its entries, and those of the directories named in `inside`."""
     with closing(os.open(root, os.O_RDONLY | os.O_DIRECTORY)) as opened:
         yield _entry("", ".", os.fstat(opened))
-        for entry in _listed(opened, ""):
+        for entry in _list_entries(opened, ""):
             yield entry
             if entry.is_directory and entry.leaf in inside:
                 with closing(os.open(entry.leaf, OPEN_DIRECTORY, dir_fd=opened)) as inner:
-                    yield from _listed(inner, entry.leaf)
+                    yield from _list_entries(inner, entry.leaf)
 
 
 def make_private(root: Path, entry: Entry) -> None:
@@ -60,7 +60,7 @@ def make_private(root: Path, entry: Entry) -> None:
         os.fchmod(opened, 0o700 if entry.is_directory else 0o600)
 
 
-def _listed(directory: int, name: str) -> Iterator[Entry]:
+def _list_entries(directory: int, name: str) -> Iterator[Entry]:
     with os.scandir(directory) as entries:
         leaves = sorted(entry.name for entry in entries)
     for leaf in leaves:

@@ -25,7 +25,7 @@ class _Phase(Enum):
     QUOTE = auto()  # a call within a thought, which may also be all that comes
     TEXT = auto()  # follows a grammar
     FREE = auto()  # any text, until a call begins
-    CALL = auto()  # of a tool, without a grammar
+    CALL = auto()  # a tool call, without a grammar
     ENDED = auto()
 
 
@@ -34,7 +34,7 @@ class CallRule:
     """Grammar of tool calls in an answer that may also contain text."""
 
     ids: frozenset[int]  # tokens that begin a call
-    grammar: Grammar | None = None  # of all calls; None: any text
+    grammar: Grammar | None = None  # grammar of all calls; None: any text
 
 
 _PHASES = {
@@ -65,7 +65,7 @@ class AnswerMatcher:
         self._vocabulary = followed.vocabulary
         self._threads = threads
         self._matcher = followed.begin()
-        self._first: Mask | None = followed.first_mask  # until the format's first token
+        self._first: Mask | None = followed.first_mask  # mask until the format's first token
         self._start_id = marks.start_id if marks is not None else None
         self._thought = ThoughtEndDetector(marks) if marks is not None else None
         self._is_free = grammar is None
@@ -78,7 +78,7 @@ class AnswerMatcher:
         if self._is_free and beginning is not Beginning.THOUGHT:
             self._phase = _Phase.FREE
         self._may_open_thought = beginning is Beginning.EITHER
-        self._line_ends_left = 0  # that may follow a thought
+        self._line_ends_left = 0  # line ends that may still follow a thought
         self._next_mask: Future[Mask] | None = None
 
     def replay(self, tokens: Iterable[int]) -> None:

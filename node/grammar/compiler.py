@@ -53,7 +53,7 @@ class TokenizerFacts:
     definition: str  # the content of tokenizer.json
     vocabulary_size: int  # ids that have a logit
     end_ids: frozenset[int]
-    added_ids: Mapping[str, int]  # of added tokens, by their text
+    added_ids: Mapping[str, int]  # ids of added tokens by their text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ class Vocabulary:
 
     tokens: TokenTexts
     end_ids: frozenset[int]
-    special_ids: Mapping[str, int]  # of special tokens, by their text
+    special_ids: Mapping[str, int]  # ids of special tokens by their text
     ends_mask: Mask
     others_mask: Mask
     whole_mask: Mask
@@ -116,7 +116,7 @@ class Compiler:
             return _compile_grammar(vocabulary, grammar)
         try:
             return _compile_grammar(vocabulary, grammar)
-        except RejectedError as error:  # at a place in what was made of the client's format
+        except RejectedError as error:  # its place is in our grammar, not in the client's format
             raise refusal(without_place(reason_of(error))) from None
 
     def compile_expression(self, expression: Expression) -> Grammar:

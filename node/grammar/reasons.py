@@ -9,7 +9,7 @@ from typing import Final
 
 _Reason = str | Callable[[re.Match[str]], str]
 _PLACE: Final = re.compile(r"(?:at )?(\d+)\((\d+)\):")
-_QUOTED_LINE: Final = re.compile(r" \d+ \| ")  # of the grammar, which follows the error
+_QUOTED_LINE: Final = re.compile(r" \d+ \| ")  # start of the quoted grammar after an error
 _WRITTEN_PLACE: Final = re.compile(r"\bline \d+, column \d+: ")
 _NO_VALUE: Final = "no value fits the schema"
 _TOO_MUCH: Final = "it allows too much at one place: use fewer optional properties or repetitions"
@@ -89,9 +89,9 @@ def client_reason(error: str) -> str:
     where = f"line {place[1]}, column {place[2]}: " if place else ""
     flat = _QUOTED_LINE.split(flat)[0]
     for pattern, meaning in _MEANINGS:
-        found = re.search(pattern, flat)
-        if found is not None:
-            return where + (meaning if isinstance(meaning, str) else meaning(found))
+        match = re.search(pattern, flat)
+        if match is not None:
+            return where + (meaning if isinstance(meaning, str) else meaning(match))
     return where + _UNKNOWN
 
 

@@ -118,7 +118,7 @@ class HibernationHttp:
                     has_room = True
             await in_worker(arriving.finish)
             await budget.make_place(call.tenant)
-            self._terms.check(term)  # the file took its time
+            self._terms.check(term)  # reading the file took time
             return await arriving.commit()
         finally:  # after a commit there is nothing to abandon
             await asyncio.shield(in_worker(arriving.abandon))
@@ -144,16 +144,16 @@ class _FileResponse(Response):
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(wait_for_disconnect(receive))
+        disconnected = asyncio.create_task(wait_for_disconnect(receive))
         try:
-            await self._stream(send, gone)
+            await self._stream(send, disconnected)
         except (FabricError, OSError) as error:
             # The status is sent already: only an early end can show the router the error.
             _log.warning(
                 "the export of a file failed: %s", getattr(error, "code", type(error).__name__)
             )
         finally:
-            gone.cancel()
+            disconnected.cancel()
             await self._end()
 
     async def _stream(self, send: Send, gone: "asyncio.Task[None]") -> None:

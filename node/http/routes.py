@@ -80,12 +80,12 @@ async def read_turn(request: Request, secret: str) -> GenerateRequest:
     authorize(request, secret)
     raw = await read_body(request, TURN_BODY_BYTES_MAX)
     # Parsing a long body on this loop would delay the tokens of all streams.
-    return await asyncio.to_thread(_asked, raw) if len(raw) > LARGE_BYTES else _asked(raw)
+    return await asyncio.to_thread(_parse_turn, raw) if len(raw) > LARGE_BYTES else _parse_turn(raw)
 
 
-def _asked(raw: bytes) -> GenerateRequest:
-    asked: GenerateRequest = from_plain(GenerateRequest, parse_json(raw, TURN_ITEMS_MAX), "request")
-    return asked
+def _parse_turn(raw: bytes) -> GenerateRequest:
+    turn: GenerateRequest = from_plain(GenerateRequest, parse_json(raw, TURN_ITEMS_MAX), "request")
+    return turn
 
 
 def http_config(
@@ -113,8 +113,8 @@ def error_response(error: FabricError) -> JSONResponse:
 
 def authorize(request: Request, secret: str) -> None:
     """Raise UnauthorizedError unless the request is from this cluster's router."""
-    given = request.headers.get(CLUSTER_HEADER, "")
-    if not hmac.compare_digest(given.encode(), secret.encode()):
+    sent_secret = request.headers.get(CLUSTER_HEADER, "")
+    if not hmac.compare_digest(sent_secret.encode(), secret.encode()):
         message = "only this cluster's router may call a node"
         raise UnauthorizedError(message)
     admit(request.scope, "the router")

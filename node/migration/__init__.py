@@ -1,1 +1,1 @@
-"""Agents that leave and come: moves, copies, hibernation files."""
+"""Agents that leave or arrive: moves, copies, hibernation files."""

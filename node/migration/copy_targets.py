@@ -12,7 +12,7 @@ from fabric.errors import ConflictError, CorruptDataError
 from fabric.ids import MigrationId
 from fabric.ports import Clock
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
-from fabric.record.rekey import derived_from, owned_anew
+from fabric.record.rekey import derived_from, with_new_owner
 from fabric.record.stored_part import trim_restore_points
 from node.agents.agent import Agent
 from node.migration.incoming import IncomingMoves
@@ -138,13 +138,13 @@ def _replica(offered: Manifest, call: KeepReplica, previous: Manifest | None) ->
 
 
 def _check_replaceable(agent: Agent, offered: Manifest) -> None:
-    known = agent.effective_record
-    if known.state is not OwnerState.REPLICA:
-        message = f"the agent is {known.state} here"
+    present = agent.effective_record
+    if present.state is not OwnerState.REPLICA:
+        message = f"the agent is {present.state} here"
         raise ConflictError(message, code="not_a_replica")
-    copied = known.provenance.copied_revision or 0
-    if (known.epoch, copied) > (offered.epoch, offered.revision):
-        message = f"a later copy is stored here: epoch {known.epoch}, revision {copied}"
+    copied = present.provenance.copied_revision or 0
+    if (present.epoch, copied) > (offered.epoch, offered.revision):
+        message = f"a later copy is stored here: epoch {present.epoch}, revision {copied}"
         raise ConflictError(message, code="stale_copy")
     if agent.is_busy:
         message = "a turn on this node is taking the agent over"
@@ -166,10 +166,10 @@ class ForkTarget:
         """Create an agent with the record's KV cache; idempotent until its first turn."""
         offered = await self.copies.decode(call.manifest)
         key, table = (offered.tenant, call.agent), self.copies.records.table
-        known = table.get(key)
-        if known is not None and known.manifest.migration == MigrationId(call.operation):
-            return known.view()
-        self._refuse(known)
+        present = table.get(key)
+        if present is not None and present.manifest.migration == MigrationId(call.operation):
+            return present.view()
+        self._refuse(present)
         if offered.is_private:
             message = "this agent's memory is private: share it first"
             raise ConflictError(message, code="not_shared")
@@ -178,7 +178,7 @@ class ForkTarget:
         wall_s = self.clock.wall_s()
         epoch = self.erased.claim_epoch(*key, call.epoch)
         offered = derived_from(offered, self.erased.lender(offered))
-        anew = owned_anew(offered, key, self.health.name, epoch, wall_s)
+        anew = with_new_owner(offered, key, self.health.name, epoch, wall_s)
         record = replace(
             anew,
             group=None,
@@ -186,7 +186,7 @@ class ForkTarget:
             form=None,
             sketch=(),  # matches no conversation until its first turn
             created_s=wall_s,
-            migration=MigrationId(call.operation),  # by which a repeated call is recognized
+            migration=MigrationId(call.operation),  # identifies a repeated call
             provenance=replace(
                 anew.provenance, is_fork=True, served=self.service_time.stamp(), turns=""
             ),

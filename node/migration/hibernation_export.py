@@ -103,7 +103,7 @@ class Export:
             if agent.saved is None or not agent.saved.token_ids or not agent.is_durable:
                 message = "the agent's last turn is not on disk yet"
                 raise ConflictError(message, code="nothing_saved")
-            # A file without them would be no backup.
+            # A file without these blocks would not be a backup.
             await parts.mending.mend(agent, may_truncate=False)
             record = portable(agent.saved, store.spec.window_tokens)
             self._held = record.refs

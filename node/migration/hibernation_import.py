@@ -30,8 +30,8 @@ from fabric.record.hibernation_file import (
 )
 from fabric.record.lenders import Lender
 from fabric.record.manifest import OwnerState, decode_manifest
-from fabric.record.rekey import RekeyedRecord, derived_from, owned_anew, rekeyed
-from fabric.record.stored_part import without_edited
+from fabric.record.rekey import RekeyedRecord, derived_from, rekeyed, with_new_owner
+from fabric.record.stored_part import truncate_before_edits
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
 from node.runtime.health import Health
@@ -74,7 +74,7 @@ class Import:
         self._reader: FrameReader | None = None
         self._raw_record = bytearray()
         self._rekeyed: RekeyedRecord | None = None
-        self._payload = memoryview(b"")  # of the incomplete block
+        self._payload = memoryview(b"")  # payload of the incomplete block
         self._filled = 0
         self._stored: list[BlockRef] = []  # pinned until a record refers to them
         self._reused_count = 0
@@ -133,8 +133,8 @@ class Import:
     def abandon(self) -> None:
         """Remove the blocks of a file that was not committed."""
         with self._working:
-            stored, self._stored = self._stored, []
-            self._store.blocks.abandon(stored)
+            refs, self._stored = self._stored, []
+            self._store.blocks.abandon(refs)
             self._store.sweep()
 
     def _open(self, header: HibernationHeader) -> FrameReader:
@@ -227,7 +227,7 @@ class Import:
         if record.agent != call.agent:
             digest = parts.erased.digest(call.tenant, record.agent)
             record = derived_from(record, Lender(digest, record.epoch))
-        owned = owned_anew(
+        owned = with_new_owner(
             record,
             call.key,
             self._identity.name,
@@ -238,7 +238,7 @@ class Import:
         owned = replace(owned, provenance=replace(owned.provenance, served=served))
         previous = agent.saved
         if parts.erased.is_derived(owned):
-            owned = without_edited(owned)
+            owned = truncate_before_edits(owned)
         if owned.refs != self._record().record.refs:
             unneeded = set(self._stored).difference(owned.refs)
             parts.records.store.blocks.abandon(unneeded)

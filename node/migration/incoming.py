@@ -36,9 +36,9 @@ class IncomingState(Enum):
     """Progress of an incoming move."""
 
     COPYING = "copying"  # blocks arrive; another node owns the agent
-    COMMITTING = "committing"  # all have arrived: its record is being published
+    COMMITTING = "committing"  # all blocks have arrived; the record is being published
     COMMITTED = "committed"  # the agent is this node's
-    ABORTED = "aborted"  # given up: a commit is refused
+    ABORTED = "aborted"  # a commit is refused
 
 
 @of_one_loop
@@ -47,15 +47,15 @@ class WarmCache:
     """The part of a moving agent's cache that is already in memory.
 
     While blocks are read into it, its memory is reserved and may not be dropped; `cancel` stops
-    the reading after the present block.
+    the reading after the current block.
     """
 
     reservation: Reservation
     cache: ResidentCache | None = None
     room_tokens: int = 0
-    full: PieceTable = field(default_factory=PieceTable)  # loaded, and changed by no later token
+    full: PieceTable = field(default_factory=PieceTable)  # loaded full blocks
     tokens_count: int = 0  # set once the whole final record is loaded
-    kept_as: int = 0  # the count of caches kept so far: the lowest is the oldest
+    kept_as: int = 0  # number in order of keeping: the lowest is the oldest
     cancel: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -75,13 +75,13 @@ class IncomingMove:
 
     name: MigrationId
     state: IncomingState = IncomingState.COPYING
-    key: AgentKey | None = None  # of the agent whose blocks have arrived
+    key: AgentKey | None = None  # agent whose blocks have arrived
     refs: list[BlockRef] = field(default_factory=list)  # pinned blocks without a record
     at_s: float = 0.0  # when the last block arrived
-    warm: WarmCache | None = None  # already in memory
-    loading: list[WarmCache] = field(default_factory=list)  # being read into
+    warm: WarmCache | None = None  # loaded part of the cache
+    loading: list[WarmCache] = field(default_factory=list)  # caches being loaded
     decided: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting_count: int = 0  # turns that arrived before it
+    waiting_count: int = 0  # turns that wait for its outcome
 
     @property
     def is_empty(self) -> bool:
@@ -135,12 +135,12 @@ class IncomingMoves:
             yield
         finally:
             self._copying[tenant] -= 1
-            self._copying += Counter()  # zeros go
+            self._copying += Counter()  # drops zero counts
 
     def has_unrecorded_blocks(self, tenant: TenantId) -> bool:
         """Return whether a tenant has blocks here, or arriving, that no record refers to yet.
 
-        Whether they are private is known with their record: until then they count as private.
+        They count as private until their record arrives.
         """
         held = (move.key[0] for move in self._moves.values() if move.refs and move.key is not None)
         return tenant in self._copying or tenant in held

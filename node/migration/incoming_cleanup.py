@@ -21,7 +21,7 @@ from node.store.tombstones import TombstoneStore
 
 _log = logging.getLogger(__name__)
 
-STALE_S = 3_600.0  # without a new block: the router of that move is gone
+STALE_S = 3_600.0  # time without a new block after which its router is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class IncomingCleanup:
     async def abort(self, name: MigrationId, key: AgentKey) -> None:
         """Abort a migration: release what it holds, and refuse to commit it later.
 
-        Raises DiskError with the code UNDECIDED where its record may be the one on disk.
+        Raises DiskError with the code UNDECIDED if its record may be on disk.
         """
-        async with self.moves.decision_lock(key):  # a commit under way ends first
+        async with self.moves.decision_lock(key):  # waits for a running commit
             self.moves.abort(name)
             self.warm_up.drop(name)
             self.moving.end_pause(name)
@@ -63,11 +63,11 @@ class IncomingCleanup:
         return bool(names)
 
     async def abort_stale(self, idle_s: float = STALE_S) -> int:
-        """Abort migrations whose router is gone: no block arrived for `idle_s` seconds."""
+        """Abort migrations whose router is gone: no block has arrived for `idle_s` seconds."""
         now_s = self.clock.monotonic_s()
         stale = [move for move in self.moves if move.refs and now_s - move.at_s >= idle_s]
         for move in stale:
-            assert move.key is not None, "its blocks are an agent's"
+            assert move.key is not None, "a move with blocks has an agent"
             try:
                 await self.abort(move.name, move.key)
             except DiskError as error:
@@ -84,7 +84,7 @@ class IncomingCleanup:
         pins.subtract(set(kept))
         if not +pins:
             return
-        while pins := +pins:  # a repeated call has pinned a block twice
+        while pins := +pins:  # a repeated call may have pinned a block twice
             self.store.blocks.abandon(pins)
             pins.subtract(list(pins))
         with suppress(DiskError):  # unneeded blocks may stay until a later sweep
@@ -92,8 +92,8 @@ class IncomingCleanup:
 
     async def _undo(self, name: MigrationId, key: AgentKey) -> None:
         """Remove the record of a failed commit, so that no restart finds it."""
-        doubted = self.store.doubted(key)
-        if doubted is None or (doubted.migration, doubted.state) != (name, OwnerState.OWNED):
+        doubtful = self.store.doubted(key)
+        if doubtful is None or (doubtful.migration, doubtful.state) != (name, OwnerState.OWNED):
             return
         if not await self.workers.run(lambda: self.store.settle(key)):
             message = "cannot tell whether the move was committed: the disk cannot be read"

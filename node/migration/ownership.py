@@ -92,18 +92,18 @@ def _is_only_here(agent: Agent, successor: Successor) -> bool:
 def _released_record(agent: Agent, successor: Successor) -> Manifest:
     """Return the replica's record without unsaved turns, which the new owner does not have."""
     record = agent.manifest
-    stored = record if agent.is_durable else agent.saved or _emptied(record)
-    left = replace(stored, revision=record.revision + 1, pinned=record.pinned)
-    return left.stepped_down(successor.node, successor.epoch)
+    durable = record if agent.is_durable else agent.saved or _without_blocks(record)
+    released = replace(durable, revision=record.revision + 1, pinned=record.pinned)
+    return released.as_replica(successor.node, successor.epoch)
 
 
-def _emptied(record: Manifest) -> Manifest:
+def _without_blocks(record: Manifest) -> Manifest:
     """Return the agent's record without its blocks; it only keeps the epoch as a fence."""
     emptied = replace(record, text="", token_ids=U32s(), token_ends=U32s(), prompt_tokens_count=0)
     return replace(emptied, sketch=(), form=None, branches=None, provenance=Provenance())
 
 
-TURN_WAIT_S = 10.0  # of a takeover, for the turn lock
+TURN_WAIT_S = 10.0  # takeover's wait for the turn lock
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,31 +49,31 @@ class SharedPrefixTarget:
     moves: IncomingMoves
     cleanup: IncomingCleanup
     health: Health
-    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _take_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def take(self, call: TakeSpan) -> Copied:
         """Fetch an offered prefix's missing blocks and lease them; a repeated call renews it."""
         record = self.copies.decode_offer(call.offer.manifest)
         self._require_sharable(record)
-        if self._one.locked():
+        if self._take_lock.locked():
             message = "this node is fetching another prefix"
             raise RetryLaterError(message, code="busy")
         copy = CopyBlocks(call.migration, call.source, call.offer, Urgency.PREFETCH)
-        async with self._one:
+        async with self._take_lock:
             await self._make_room(record)
             try:
                 copied = await self._fetch(copy, record)
                 self._lease(copy, record)
             finally:
-                # The lease holds its blocks now.
+                # From here on, the lease holds its blocks.
                 await self.cleanup.release_pins(call.migration, ())
         return copied
 
     async def take_head(self, copy: CopyBlocks, record: Manifest, cancel: threading.Event) -> int:
         """Fetch and lease a prefix that a turn waits for, until `cancel` is set; return its tokens.
 
-        It has the room that its turn would need to store the same blocks. If the fetch fails, the
-        blocks that have arrived up to the first missing one are leased.
+        It may use the disk space that the turn would need to store the same blocks. If the fetch
+        fails, the blocks that arrived before the first missing one are leased.
         """
         self._require_sharable(record)
         missing = self.store.missing(record)
@@ -138,8 +138,8 @@ class SharedPrefixTarget:
         """Raise ConflictError if the prefix needs more than its share or an eviction."""
         missing = set(self.store.missing(record))
         size_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
-        held = self.leases.refs | set(record.refs)
-        is_over = sum(ref.payload_bytes for ref in held) > self.identity.settings.popular_bytes
+        leased = self.leases.refs | set(record.refs)
+        is_over = sum(ref.payload_bytes for ref in leased) > self.identity.settings.popular_bytes
         if is_over or not await self.budget.take_free(record.tenant, size_bytes):
             message = "this node has no room for more shared prefixes"
             raise ConflictError(message, code="no_room")

@@ -51,7 +51,7 @@ class CopySource:
     async def offer(self, call: OfferCopy) -> Offer:
         """Offer the agent's last saved record, even while a turn runs."""
         agent = self.owned.require(call.key, call.epoch)
-        await self.mending.whole(agent, verify=call.verify)
+        await self.mending.repair(agent, verify=call.verify)
         self.owned.recheck(agent, call.epoch)
         record = agent.saved
         if record is None or not record.token_ids:

@@ -33,7 +33,7 @@ from node.tiers.record_mending import RecordMending
 _log = logging.getLogger(__name__)
 
 _NOT_STOPPED = "a turn of this agent has not stopped yet"
-SEAL_WAIT_S = 8.0  # for a turn in progress to end; the caller's own limit is above
+SEAL_WAIT_S = 8.0  # wait for a running turn; the caller's own limit is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class MoveSource:
     async def offer(self, call: OfferMigration) -> Offer:
         """Offer the agent's blocks so far, while it continues to serve turns.
 
-        A running turn's full blocks are saved first: repeated offers leave less and less to copy
+        A running turn's full blocks are saved first, so each repeated offer leaves less to copy
         when the agent is sealed.
         """
         agent = self.owned.require(call.key, call.epoch)
@@ -60,14 +60,14 @@ class MoveSource:
         if agent.saved is None:
             message = "the agent has no finished turn to move yet"
             raise ConflictError(message, code="nothing_saved")
-        await self.mending.whole(agent, verify=call.verify)
+        await self.mending.repair(agent, verify=call.verify)
         self.owned.recheck(agent, call.epoch)
         return self.offers.add(call, agent.saved)
 
     async def _offer_live(self, call: OfferMigration, agent: Agent, turn: LiveTurn) -> Offer:
-        saved = agent.saved
-        if call.verify and saved is not None:  # lost blocks are saved again from memory
-            await self.records.verify(saved)
+        stored = agent.saved
+        if call.verify and stored is not None:  # lost blocks are saved again from memory
+            await self.records.verify(stored)
         running = await turn.save_now() or agent.saved
         self.owned.recheck(agent, call.epoch)
         if running is None and agent.manifest.token_ids:
@@ -97,7 +97,7 @@ class MoveSource:
             message = "a turn of this agent is still running; retry later"
             raise RetryLaterError(message, code="agent_busy") from None
         try:
-            if (offer := self._sealed(call, agent)) is not None:  # by a repeat of this call
+            if (offer := self._sealed(call, agent)) is not None:  # sealed by a repeat of this call
                 return offer
             if agent.saved is None or not agent.is_durable:
                 message = "the agent cannot be sealed: its last turn is not on disk"
@@ -114,7 +114,7 @@ class MoveSource:
             agent.turn_lock.release()
 
     def _sealed(self, call: SealAgent, agent: Agent) -> Offer | None:
-        """Return the final offer if this move has sealed the agent; raise if it must not."""
+        """Return the final offer if this move has sealed the agent; raise if it may not seal it."""
         self.owned.recheck(agent, call.epoch, call.migration)
         is_sealed = agent.manifest.state is OwnerState.SEALED
         return self.offers.add(call, agent.manifest) if is_sealed else None
@@ -125,7 +125,7 @@ class MoveSource:
         agent = self.records.table.get(call.key)
         if agent is None or agent.manifest.epoch >= call.epoch:
             return Done("nothing to release")
-        # At once, even if the rest fails: a turn that runs here must not be acknowledged any more.
+        # At once, even if the rest fails: a turn that runs here must no longer be acknowledged.
         self.releases.begin(agent, Successor(call.owner, call.epoch))
         if agent.turn is not None:
             agent.turn.cancel()
@@ -143,7 +143,7 @@ class MoveSource:
         if agent is None or not _is_sealed_by(agent, call.migration):
             return Done("nothing to abort")
         async with agent.turn_lock.held(SEAL_WAIT_S, _NOT_STOPPED):
-            # A repeat of this call may have done so by now, or an erasure removed it.
+            # Meanwhile, a repeat of this call may have undone it, or an erasure removed the agent.
             if self.records.is_here(agent) and _is_sealed_by(agent, call.migration):
                 await self._take_back(agent)
         return Done()
@@ -160,7 +160,7 @@ class MoveSource:
             await self.records.republish(agent, owned)
         except DiskError as error:
             # The router knows that no other node owns it. A restart finds it sealed, and the router
-            # asks again; until then it is served, and the write retried.
+            # repeats the abort; until then it is served, and the write is retried.
             _log.error("the seal of an agent is undone in memory only: %s", error.message)
             agent.manifest = replace(agent.manifest, state=OwnerState.OWNED, migration=None)
             agent.manifest = replace(agent.manifest, sealed_to=None)

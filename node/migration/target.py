@@ -39,7 +39,7 @@ from node.tiers.disk_tier import record_bytes
 
 _log = logging.getLogger(__name__)
 
-COMMIT_WAIT_S = 8.0  # for the turn lock of a copy of the agent on this node
+COMMIT_WAIT_S = 8.0  # wait for the turn lock of the agent's replica on this node
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class IncomingCopies:
             raise ConflictError(message, code=error.code) from None
 
     def decode_offer(self, raw: bytes) -> Manifest:
-        """Decode an offered record, and drop what only earlier restore points need."""
+        """Decode an offered record, without blocks that only earlier restore points need."""
         record = replace(decode_manifest(raw), branches=None)
         if record.fingerprint != self.identity.fingerprint:
             message = f"{self.identity.name} runs a different model than the agent's"
@@ -109,7 +109,7 @@ class MoveTarget:
     async def commit(self, call: CommitMigration) -> Committed:
         """Fetch the missing blocks and own the agent at `call.epoch`; idempotent.
 
-        Both happen in one call, because a client waits for its next token meanwhile. The durable
+        Both happen in one call, because the client waits for its next token. The durable
         publish is the commit.
         """
         record = self.copies.decode_offer(call.offer.manifest)
@@ -143,11 +143,11 @@ class MoveTarget:
     def _committed(self, call: CommitMigration, record: Manifest) -> AgentView | None:
         """Return the agent if this call was executed before; raise if it can never succeed."""
         agent = self.records.table.get(record.key)
-        known = agent.effective_record if agent is not None else None
-        if agent is not None and known is not None and known.epoch >= call.epoch:
-            if known.owner == self.name and known.migration == call.migration:
+        present = agent.effective_record if agent is not None else None
+        if agent is not None and present is not None and present.epoch >= call.epoch:
+            if present.owner == self.name and present.migration == call.migration:
                 return agent.view()
-            message = f"the agent is already at epoch {known.epoch} here"
+            message = f"the agent is already at epoch {present.epoch} here"
             raise ConflictError(message, code="stale_epoch")
         if self.moves.is_aborted(call.migration):
             message = "this migration was aborted"
@@ -163,7 +163,7 @@ class MoveTarget:
             return
         try:
             await self.warm_up.extend(name, record)
-        except (FabricError, OSError) as error:  # then the next turn restores it
+        except (FabricError, OSError) as error:  # the next turn then restores it
             _log.warning("could not load the tail of an incoming agent's cache: %s", error)
         except Exception:  # noqa: BLE001 - the commit may be durable already
             _log.exception("could not load the tail of an incoming agent's cache")
@@ -193,7 +193,7 @@ class MoveTarget:
             owner=self.name,
             epoch=call.epoch,
             revision=record.revision + 1,
-            migration=call.migration,  # by which a repeated commit is recognized
+            migration=call.migration,  # identifies a repeated commit
             sealed_to=None,
             provenance=replace(record.provenance, served=self.service_time.stamp()),
         )

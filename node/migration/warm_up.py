@@ -175,8 +175,8 @@ class WarmUp:
 
     def _keep(self, move: IncomingMove, warm: WarmCache) -> None:
         move.warm, warm.kept_as = warm, next(self._kept)
-        held = [(other.warm.kept_as, other) for other in self._moves if other.warm is not None]
-        for _, oldest in sorted(held, key=lambda pair: pair[0])[:-WARM_UPS_MAX]:
+        kept = [(other.warm.kept_as, other) for other in self._moves if other.warm is not None]
+        for _, oldest in sorted(kept, key=lambda pair: pair[0])[:-WARM_UPS_MAX]:
             oldest.warm = None
             self._moves.discard_if_empty(oldest)
 

@@ -41,7 +41,7 @@ class AttentionCall:
 
     cache: Any
     has_sinks: bool
-    heads: int  # of the queries
+    heads: int  # query heads
     width: int
     item_bytes: int
 
@@ -51,7 +51,7 @@ class AttentionCall:
         return self.heads * self.item_bytes
 
 
-_observers = threading.local()  # of the engine thread: tests run several in one process
+_observers = threading.local()  # per engine thread: tests run several in one process
 
 
 @contextmanager
@@ -73,11 +73,11 @@ def comparing() -> Iterator[list[mx.array]]:
     Relative to the largest output. Each call is compared by itself, because a deep model of 16 bits
     amplifies the smallest difference. Only on the engine thread.
     """
-    found: list[mx.array] = []
+    differences: list[mx.array] = []
     before = getattr(_observers, "differences", None)
-    _observers.differences = found
+    _observers.differences = differences
     try:
-        yield found
+        yield differences
     finally:
         _observers.differences = before
 

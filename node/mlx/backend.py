@@ -34,7 +34,7 @@ class Backend:
     # in chunks of 512 took 0.6x the time of one chunk.
     chunk_tokens_max: int
     padded_tokens_max: int  # fetched together by sequences padded to one length
-    fused_widths: frozenset[int]  # of heads whose scores of a prompt are not kept
+    fused_widths: frozenset[int]  # head widths for which a prompt's scores are not stored
     # For the BLAS in MLX's CPU wheels, see the module's docstring.
     stores_by_columns: bool
 

@@ -33,7 +33,7 @@ class RaggedLayer:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append one token `[batch, kv_heads, 1, width]` to each sequence."""
         count = len(self.caches)
-        encoded = self.caches[0].encode(keys, values)  # together: all have the same store
+        encoded = self.caches[0].encode(keys, values)  # encoded together: all have the same store
         apart = [[mx.split(part, count) for part in parts] for parts in encoded]
         fetched = [
             cache.append([[rows[i] for rows in parts] for parts in apart], 1)

@@ -239,8 +239,8 @@ class BatchQuantizedKVCache(QuantizedRows):
     @property
     def state(self) -> tuple[Any, ...]:
         """Everything that `from_state` needs, including the arrays that mlx-lm evaluates."""
-        own = (self.keys, self.values, self.left_padding, self.end)
-        return *own, self.group_size, self._bits, self.dequantized
+        arrays = (self.keys, self.values, self.left_padding, self.end)
+        return *arrays, self.group_size, self._bits, self.dequantized
 
     @classmethod
     def from_state(cls, state: tuple[Any, ...]) -> Self:

@@ -24,7 +24,7 @@ _ANSWER: Final = "zebra"  # a text that no template writes by itself
 _ANSWERED: Final = {"role": "assistant", "content": _ANSWER}
 _CALLED: Final = "firstly"  # name of a function that no template writes by itself
 _ARGUMENT: Final = "wombat"  # argument that no template writes by itself
-_CALL_ID: Final = "abcdefghi"  # of a length that Mistral's templates accept
+_CALL_ID: Final = "abcdefghi"  # its length is accepted by Mistral's templates
 
 
 def _mark_start(text: str, end: int, mark: str) -> int:
@@ -157,7 +157,7 @@ class ChatTemplate:
 
     @cached_property
     def turn_end(self) -> str:
-        """Text that the template writes after an answer, whatever follows."""
+        """Text that the template writes after every answer."""
         last = self._around_answer([_USER, _ANSWERED])[1]
         followed = self._around_answer([_USER, _ANSWERED, _USER])[1]
         return last[: common_prefix(last, followed)]

@@ -51,7 +51,7 @@ from node.mlx.upstream_formats import upstream_formats
 
 _PARSERS: Final = {CALLS: "node.tool_parser", THOUGHTS: "node.reasoning_parser"}
 _SLICE_CHARS: Final = 1 << 14  # each is encoded in a few milliseconds, and then forgotten
-_SLICED_TOKENS_SHARE: Final = 1.25  # of the whole's tokens; slices have fewer
+_SLICED_TOKENS_SHARE: Final = 1.25  # slices have fewer than this times the whole's tokens
 
 
 def format_settings(settings: NodeSettings) -> FormatSettings:
@@ -136,7 +136,7 @@ class ChatTokenizer:
         )
 
     @property
-    def told_options(self) -> dict[str, Any]:
+    def default_options(self) -> dict[str, Any]:
         """The operator's default options."""
         return self._chosen.options
 
@@ -257,7 +257,7 @@ class ChatTokenizer:
         With `continues`, the text ends where the last message's does, which is an answer's.
         """
         shown, opens_answer = template_tools(tools), opens_answer and not continues
-        takes_marks = {**self.told_options, **options}.get(MARKS_OPTION) is True
+        takes_marks = {**self.default_options, **options}.get(MARKS_OPTION) is True
         disarms = self.template.exists and not takes_marks and self._plain_encoder.problem is None
         if disarms:
             marks = self._plain_marks
@@ -312,7 +312,7 @@ class ChatTokenizer:
             options = {**dict.fromkeys(THINKING_SWITCHES, False), **options}
         elif effort is not None or requested.get(
             BUDGET_OPTION
-        ):  # a limit of thoughts asks for thoughts
+        ):  # a limit on thoughts implies thoughts
             options = {THINKING_SWITCH: True, **options}
         return options
 
@@ -348,8 +348,8 @@ class ChatTokenizer:
         for piece, first in self._pieces.cut(text, frozenset(plain)):
             limit.check(len(ids))
             low, high = (bisect_left(plain, at) for at in (start, start + len(piece)))
-            own = [at - start for at in plain[low:high]]
-            piece_ids, piece_ends = self._encode_part(piece, limit, len(ids), own)
+            piece_plain = [at - start for at in plain[low:high]]
+            piece_ids, piece_ends = self._encode_part(piece, limit, len(ids), piece_plain)
             if first is not None and piece_ids[:1] != [first]:  # it splits special tokens, too
                 return self._encode_part(text, limit, 0, plain)
             ids += piece_ids

@@ -110,18 +110,18 @@ def clear() -> None:
 @contextmanager
 def watch_nan(leaves: Iterable[Any]) -> Iterator[list[mx.array]]:
     """Collect whether values stored by the layers contain a NaN; nothing is evaluated yet."""
-    found: list[mx.array] = []
-    stored = [leaf for leaf in leaves if isinstance(leaf, ResidentLayer) and leaf.spec.slots]
+    flags: list[mx.array] = []
+    storing = [leaf for leaf in leaves if isinstance(leaf, ResidentLayer) and leaf.spec.slots]
     recurrent = [leaf for leaf in leaves if isinstance(leaf, RecurrentLayer)]
-    for leaf in stored[-1:]:
-        leaf.appended_nan = found
+    for leaf in storing[-1:]:
+        leaf.appended_nan = flags
     try:
-        yield found
+        yield flags
     finally:
-        for leaf in stored[-1:]:
+        for leaf in storing[-1:]:
             leaf.appended_nan = None
     for layer in recurrent[-1:]:
-        found += [mx.isnan(array).any() for array in layer.cache if array is not None]
+        flags += [mx.isnan(array).any() for array in layer.cache if array is not None]
 
 
 def refuse_nan(found: Iterable[mx.array], what: str) -> None:

@@ -68,8 +68,8 @@ class DecodeSlot:
     pending_is_sampled: bool = False  # False: the prompt's last token, known to the host
     pending_is_read: bool = False
     pending_is_matched: bool = False
-    matcher: AnswerMatcher | None = None  # of an answer with a prescribed format
-    budget: ThoughtBudget | None = None  # of its thoughts
+    matcher: AnswerMatcher | None = None  # for an answer with an output format
+    budget: ThoughtBudget | None = None  # for its thoughts
     keeps_marks: bool = False
     _mark: CacheMark | None = None  # as of the last step's start
 
@@ -159,8 +159,8 @@ class Engine:
         self.chunk_tokens_max = here.chunk_tokens_max
         self.padded_tokens_max = here.padded_tokens_max
         self.padded_waste_max: float = WASTE_MAX  # 1.0: only sequences of equal length together
-        self.pair_bytes = 0  # of the scores of one query token and one key token
-        self.prefill_bytes_max = sys.maxsize  # of one chunk: scores, and the unpacked prefix
+        self.pair_bytes = 0  # bytes of the scores of one query token and one key token
+        self.prefill_bytes_max = sys.maxsize  # limit of one chunk: scores, and the unpacked prefix
         self.array_bytes_min = 0  # counted for each array of a cache
         self.launch_waits = here.launch_waits
         # Per step launched since the last check: whether its logits contain a NaN.

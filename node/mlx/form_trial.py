@@ -28,7 +28,7 @@ from node.mlx.token_store import DTYPES, Packed, TokenStore
 
 TRIAL_TOKENS: Final = 4_096
 TRIAL_RUNS: Final = 3
-_CPU_ROWS_MIN: Final = 4  # of a trial on the CPU: with fewer, the forms are too close
+_CPU_ROWS_MIN: Final = 4  # rows of a trial on the CPU: with fewer, the forms are too close
 
 
 def choose_forms(spec: ModelCacheSpec, query_heads: int, clock: Clock) -> Forms:

@@ -105,8 +105,8 @@ def load_model(
     if memory is not None:
         engine.array_bytes_min = memory.array_bytes_min
     # Rows that pad the vocabulary have no text and are never sampled.
-    known = min(engine.limits.vocabulary_size, max(tokenizer.get_vocab().values()) + 1)
-    engine.limits = replace(engine.limits, vocabulary_size=known)
+    count = min(engine.limits.vocabulary_size, max(tokenizer.get_vocab().values()) + 1)
+    engine.limits = replace(engine.limits, vocabulary_size=count)
     context = context_tokens(config, getattr(loaded, "args", None))
     context = min(context, engine.limits.positions_max, context_tokens_max or context)
     if memory is not None and not engine.is_opaque:
@@ -114,10 +114,10 @@ def load_model(
         memory = memory.with_prefix(engine.prefix_bytes, cache_bytes, context)
     if memory is not None:
         engine.prefill_bytes_max = memory.prefill_bytes
-    tokenizer.eos_token_ids |= read_end_ids(folder, known)
-    print_of = fingerprint(folder, engine.spec)
-    own = read_sampling(folder)
-    return LoadedModel(folder.name, engine, tokenizer, print_of, context, problem, memory, own)
+    tokenizer.eos_token_ids |= read_end_ids(folder, count)
+    identity = fingerprint(folder, engine.spec)
+    defaults = read_sampling(folder)
+    return LoadedModel(folder.name, engine, tokenizer, identity, context, problem, memory, defaults)
 
 
 def _load(folder: Path) -> tuple[Any, TokenizerWrapper, dict[str, Any]]:
@@ -154,9 +154,9 @@ def fingerprint(folder: Path, spec: ModelCacheSpec) -> Fingerprint:
 @cache
 def build_versions() -> dict[str, str]:
     """Return the versions of this node's code, for operators."""
-    own = {"macfabric": __version__, "code": installed_code("node")}
-    own |= {"python": platform.python_version(), "ray": version("ray")}
-    return {**own, "mlx": mx.__version__, "mlx_lm": mlx_lm.__version__}
+    versions = {"macfabric": __version__, "code": installed_code("node")}
+    versions |= {"python": platform.python_version(), "ray": version("ray")}
+    return {**versions, "mlx": mx.__version__, "mlx_lm": mlx_lm.__version__}
 
 
 def numerics_tag() -> str:

@@ -29,11 +29,11 @@ def read_end_ids(folder: Path, vocabulary_size: int) -> frozenset[int]:
 def read_sampling(folder: Path) -> dict[str, float]:
     """Return the model's own defaults of requests; note in the log what cannot be used."""
     config = _read(folder / _GENERATION)
-    found = model_defaults(config)
+    defaults = model_defaults(config)
     for name in BUILT_IN:
-        if config.get(name) is not None and name not in found:
+        if config.get(name) is not None and name not in defaults:
             _LOG.warning("%s: %s has no valid %s; it is ignored", folder.name, _GENERATION, name)
-    return found
+    return defaults
 
 
 def _end_ids(config: Mapping[str, Any]) -> Iterator[int]:
@@ -44,7 +44,7 @@ def _end_ids(config: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Read one of the model's JSON files; a missing or damaged one says nothing."""
+    """Read one of the model's JSON files; return {} for a missing or damaged one."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

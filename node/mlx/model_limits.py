@@ -86,18 +86,18 @@ def _is_run(indexes: list[int]) -> bool:
 
 def _observe(model: Any, tokens: Sequence[int]) -> tuple[list[_Lookup], int]:
     """Return the lookups for `tokens` and the width of the logits, without evaluating them."""
-    with _noting(model) as noted:
+    with _recording(model) as noted:
         logits = model(mx.array([tokens]), cache=make_prompt_cache(model))
     lookups = [_Lookup(rows, indexes.reshape(-1).tolist()) for rows, indexes in noted]
     return lookups, int(logits.shape[-1])
 
 
 @contextmanager
-def _noting(model: nn.Module) -> Iterator[list[tuple[int, mx.array]]]:
+def _recording(model: nn.Module) -> Iterator[list[tuple[int, mx.array]]]:
     """Record every call of a module with a table on integers."""
     noted: list[tuple[int, mx.array]] = []
     tables = [m for m in model.modules() if isinstance(m.get("weight"), mx.array)]
-    kinds = {type(module): _noting_kind(type(module), noted) for module in tables}
+    kinds = {type(module): _recording_kind(type(module), noted) for module in tables}
     own = [(module, type(module)) for module in tables]
     try:
         for module, kind in own:
@@ -108,7 +108,7 @@ def _noting(model: nn.Module) -> Iterator[list[tuple[int, mx.array]]]:
             module.__class__ = kind
 
 
-def _noting_kind(kind: Any, noted: list[tuple[int, mx.array]]) -> Any:
+def _recording_kind(kind: Any, noted: list[tuple[int, mx.array]]) -> Any:
     def call(self: Any, x: Any, *args: Any, **options: Any) -> Any:
         indexes = x if isinstance(x, mx.array) else mx.array(x)
         if mx.issubdtype(indexes.dtype, mx.integer):

@@ -97,7 +97,7 @@ def _arrays(leaf: Any) -> list[mx.array]:
 def _layer(leaf: Any, bits: KvBits, *, has_sinks: bool) -> LayerSpec:
     if isinstance(leaf, ArraysCache):
         return _recurrent_layer(leaf)
-    if leaf.keys is None:  # of a layer that stores nothing
+    if leaf.keys is None:  # the layer stores nothing
         return LayerSpec(LayerKind.FULL)
     keys, values = leaf.keys_and_values()
     if values.shape[-1] == 0 or not mx.any(values).item():

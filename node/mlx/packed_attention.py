@@ -33,7 +33,7 @@ TILED_RUNS_MIN = 24  # as many products cost as much as tiles do, on CPU
 class TilePlan:
     """Products of tiles and rotated queries, and the position of each token's score among them."""
 
-    tokens_count: int  # of whole tiles; the rest is multiplied separately
+    tokens_count: int  # tokens in whole tiles; the rest is multiplied separately
     deltas: tuple[int, ...]
     query_of: mx.array  # query of each product
     tile_of: mx.array

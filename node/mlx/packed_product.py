@@ -21,7 +21,7 @@ import mlx.core as mx
 from node.mlx.token_store import Packed
 
 UNPACKED_BITS: Final = 4
-UNPACKED_NUMBERS: Final = 1 << 18  # of codes at once, about: 1 MiB, a core's own cache
+UNPACKED_NUMBERS: Final = 1 << 18  # codes unpacked at once: about 1 MiB, a core's own cache
 FORM_TOKENS_MIN: Final = 512  # below it, more operations cost more than they save
 # The fewest rows for which unpacking once is faster than unpacking for each row.
 SLOW_KEY_ROWS_MIN: Final = 4  # without a fast product of plain arrays
@@ -56,7 +56,7 @@ class Forms:
 
 
 PACKED: Final = Forms()
-_chosen = threading.local()  # of the engine's thread: tests run several in one process
+_chosen = threading.local()  # per engine thread: tests run several in one process
 
 
 def use_forms(forms: Forms) -> None:

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from fabric.turn.control_marks import control_matches, longest_of
 
 _log = logging.getLogger(__name__)
-BRACKETS: Final = "<[{"  # with which texts that look like marks begin
+BRACKETS: Final = "<[{"  # first characters of texts that look like marks
 _LIKE_A_MARK: Final = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 _PRIVATE: Final = 0xE100  # the first of the private characters that names are made of
 _NAME_BYTES: Final = 12
@@ -118,8 +118,8 @@ class NamedMarks:
         parts: list[str] = []
         places: list[int] = []  # ends of the names
         done = 0
-        for found in control_matches(self.pattern, text, plain):
-            at = found.start()
+        for match in control_matches(self.pattern, text, plain):
+            at = match.start()
             parts.append(text[done:at])
             places.append(at + len(self.name) * (len(places) + 1))
             done = at
@@ -132,13 +132,13 @@ class NamedMarks:
     def is_sound(self, original: Tokenizer) -> bool:
         """Return whether named marks give the original's tokens, and others no control token."""
         texts = [f"{BEFORE}{mark}{AFTER}" for mark in self.marks] + [*self.marks]
-        wanted = original.encode_batch(texts, add_special_tokens=False)
+        expected = original.encode_batch(texts, add_special_tokens=False)
         control = {*self.marks.values()}
         everywhere = range(max(map(len, texts), default=0))
         return all(
-            self.encode(text, ()) == (known.ids, [end for _, end in known.offsets])
+            self.encode(text, ()) == (encoding.ids, [end for _, end in encoding.offsets])
             and control.isdisjoint(self.encode(text, everywhere)[0])
-            for text, known in zip(texts, wanted, strict=True)
+            for text, encoding in zip(texts, expected, strict=True)
         )
 
 
@@ -152,9 +152,9 @@ def _rename(model: dict[str, Any], renamed: Mapping[str, str]) -> None:
     if model.get("unk_token") in renamed:
         model["unk_token"] = renamed[model["unk_token"]]
     if model.get("merges"):
-        model["merges"] = [pair for pair in model["merges"] if not _makes(pair, renamed)]
+        model["merges"] = [pair for pair in model["merges"] if not _merge_uses(pair, renamed)]
 
 
-def _makes(pair: str | list[str], texts: Container[str]) -> bool:
+def _merge_uses(pair: str | list[str], texts: Container[str]) -> bool:
     left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
     return left in texts or right in texts or left + right in texts

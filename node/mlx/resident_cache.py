@@ -35,7 +35,7 @@ from fabric.kvcache.arrangement import (
     Shift,
     WindowGrid,
     cut_shifts,
-    why_unshiftable,
+    unshiftable_reason,
 )
 from fabric.kvcache.cache_spec import CacheGroup, LayerKind, LayerSpec, ModelCacheSpec
 from fabric.limits import BLOCK_TOKENS
@@ -189,7 +189,7 @@ class ResidentCache:
             keep = self.windows.needed_from(end)
             self.settle()
             self._copy_out(min(keep, self.tokens_count))
-            self.windows.go_on_ahead(keep)
+            self.windows.append_held_rows(keep)
 
     def mark(self) -> CacheMark:
         states = tuple(layer.mark() for layer in self.recurrent)
@@ -294,7 +294,7 @@ class ResidentCache:
         grid: WindowGrid = UNEDITED_GRID,
     ) -> None:
         """Declare the first tokens valid, and rows `ahead` of holes loaded."""
-        assert not ((ahead or shifts) and why_unshiftable(self.spec)), "rows stay in place"
+        assert not ((ahead or shifts) and unshiftable_reason(self.spec)), "rows stay in place"
         self._arrange(Arrangement.of([(0, tokens_count), *ahead], shifts))
         self.windows.hold(tokens_count, grid)
         self._keep_state()
@@ -309,7 +309,7 @@ class ResidentCache:
         Rows after a hole become `ahead`. After a failure only the head is left, or nothing if
         windows have slid past it. `grid` describes the blocks of the result.
         """
-        assert not why_unshiftable(self.spec), "rows stay in place"
+        assert not unshiftable_reason(self.spec), "rows stay in place"
         assert moves[0].start == moves[0].new_start == 0, "the head stays where it is"
         assert self.can_rearrange(moves, grid), "windows have slid on"
         after = self._after(moves)
@@ -387,23 +387,23 @@ class ResidentCache:
     def take_snapshot(self) -> None:
         """Take a snapshot of the current recurrent states."""
         if self.recurrent:
-            self.snapshots[self.tokens_count] = taken = self._keep_state()
-            mx.eval(taken)
+            self.snapshots[self.tokens_count] = snapshot = self._keep_state()
+            mx.eval(snapshot)
 
     def take_marked(self, mark: CacheMark) -> None:
         """Take a snapshot of the recurrent states at a mark."""
         if self.recurrent:
-            taken = [state.snapshot() for state in mark.states]
-            mx.eval(taken)
-            self.snapshots[mark.tokens_count] = taken
-            self._hold_state(mark.tokens_count, taken)
+            snapshot = [state.snapshot() for state in mark.states]
+            mx.eval(snapshot)
+            self.snapshots[mark.tokens_count] = snapshot
+            self._hold_state(mark.tokens_count, snapshot)
 
     def _keep_state(self) -> list[Snapshot]:
         """Add the current states to the newest ones in memory; return them."""
-        taken = [layer.snapshot() for layer in self.recurrent]
-        if taken:
-            self._hold_state(self.tokens_count, taken)
-        return taken
+        snapshot = [layer.snapshot() for layer in self.recurrent]
+        if snapshot:
+            self._hold_state(self.tokens_count, snapshot)
+        return snapshot
 
     def _hold_state(self, tokens_count: int, taken: list[Snapshot]) -> None:
         self.states[tokens_count] = taken

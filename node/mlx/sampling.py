@@ -78,7 +78,7 @@ class Sampler:
     sampling: Sampling
     seed: int
     processors: list[Any]
-    history: mx.array | None  # only kept where a penalty reads it
+    history: mx.array | None  # kept only if a penalty reads it
     sampled_count: int = 0
 
     @property
@@ -133,10 +133,10 @@ class Sampler:
 
     def _only(self, allowed: mx.array, logprobs: mx.array) -> mx.array:
         """Renormalize over allowed tokens, before top_p and the like apply."""
-        left = mx.where(allowed, logprobs, -mx.inf)
+        masked = mx.where(allowed, logprobs, -mx.inf)
         if self.sampling.temperature == 0:
-            return left
-        return left - mx.logsumexp(left, axis=-1, keepdims=True)
+            return masked
+        return masked - mx.logsumexp(masked, axis=-1, keepdims=True)
 
     def _sample(self, logprobs: mx.array) -> mx.array:
         s = self.sampling
@@ -171,8 +171,8 @@ def make_sampler(sampling: Sampling, seed: int, prompt: list[int], vocabulary_si
     if any(not 0 <= token < vocabulary_size for token in biases):
         message = f"logit_bias names a token that is not one of the model's {vocabulary_size}"
         raise RejectedError(message, code="token_out_of_range", param="logit_bias")
-    seen = prompt[-PENALTY_TOKENS_MAX:]
-    if any(not 0 <= token < vocabulary_size for token in seen):
+    recent = prompt[-PENALTY_TOKENS_MAX:]
+    if any(not 0 <= token < vocabulary_size for token in recent):
         message = f"the prompt has a token that is not one of the model's {vocabulary_size}"
         raise RejectedError(message, code="token_out_of_range")
     processors = make_logits_processors(
@@ -184,5 +184,5 @@ def make_sampler(sampling: Sampling, seed: int, prompt: list[int], vocabulary_si
         sampling.frequency_penalty or None,
         _PENALTY_CONTEXT_TOKENS,
     )
-    history = mx.array(seen, mx.uint32) if processors else None
+    history = mx.array(recent, mx.uint32) if processors else None
     return Sampler(sampling, seed, processors, history)

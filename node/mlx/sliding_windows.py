@@ -45,7 +45,7 @@ class WindowRows:
     ) -> "WindowRows":
         """Copy the rows that moves bring to `place`."""
         parts = [source for move in moves if (source := _source(move, place)) is not None]
-        copy = tuple(leaf.picked(parts) for leaf in leaves)
+        copy = tuple(leaf.copy_ranges(parts) for leaf in leaves)
         mx.eval([leaf.state for leaf in copy])
         return cls(*place, copy)
 
@@ -116,7 +116,7 @@ class SlidingWindows:
     def __init__(self, leaves: Sequence[Any], window_tokens: int) -> None:
         self.leaves = [leaf for leaf in leaves if isinstance(leaf, WindowLayer)]
         self.grid = UNEDITED_GRID
-        self.beside: tuple[WindowRows | ReadRows, ...] = ()  # for each range of tokens ahead
+        self.beside: tuple[WindowRows | ReadRows, ...] = ()  # one entry per range of tokens ahead
         self.copied_out = 0  # blocks before this token were stored or copied out
         self._window_tokens = window_tokens
 
@@ -199,7 +199,7 @@ class SlidingWindows:
             first.append_to(self.leaves, first.start, GROWTH_TOKENS)
         self.grid, self.beside, self.copied_out = grid, tuple(rows[1:]), 0
 
-    def go_on_ahead(self, keep_from: int) -> None:
+    def append_held_rows(self, keep_from: int) -> None:
         """Append the rows held after a filled hole; drop the layers' rows before `keep_from`."""
         rows, *others = self.beside
         rows.append_to(self.leaves, keep_from, GROWTH_TOKENS)

@@ -45,9 +45,9 @@ class ThoughtEndings:
             return self._encode_after(format_.messages.thought_end)
         assert format_.thought is not None, "only models with marks think"
         opening, before, after = self.spacing
-        whole = opening + before
-        if not thought.strip() and whole.startswith(thought):
-            gap = whole[len(thought) :]
+        ending = opening + before
+        if not thought.strip() and ending.startswith(thought):
+            gap = ending[len(thought) :]
         else:
             gap = _missing(before, thought)
         mark = format_.thought.end
@@ -128,7 +128,7 @@ class ThoughtBudget:
         self._may_call = may_call
         self._has_thought = answer.stage in _THINKING
         self._recent: deque[int] = deque(maxlen=CUT_CHARACTER_TOKENS_MAX)
-        self._waited_count = 0  # tokens waited for the end of a character
+        self._waited_count = 0  # tokens for which a character has been incomplete
         self._ways: tuple[tuple[int, ...], ...] = ()  # alternative sequences of the next tokens
         self._choose_ways()
 

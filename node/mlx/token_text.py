@@ -82,10 +82,10 @@ class TextPieces:
         The texts of tokens that begin at the characters `plain` are no tokens.
         """
         start, first = 0, None
-        for found in self._begins.finditer(text) if self.ids else ():
-            if found.start() - start >= PIECE_CHARS and found.start() not in plain:
-                yield text[start : found.start()], first
-                start, first = found.start(), self.ids[found[0]]
+        for match in self._begins.finditer(text) if self.ids else ():
+            if match.start() - start >= PIECE_CHARS and match.start() not in plain:
+                yield text[start : match.start()], first
+                start, first = match.start(), self.ids[match[0]]
         yield text[start:], first
 
 

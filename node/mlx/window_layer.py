@@ -40,7 +40,7 @@ class WindowLayer(ResidentLayer):
         """Return an empty layer like this one, with room for `tokens_count` tokens or more."""
         return type(self)(self.spec, tokens_count, packed=self._packed)
 
-    def picked(self, ranges: Sequence[Range]) -> "WindowLayer":
+    def copy_ranges(self, ranges: Sequence[Range]) -> "WindowLayer":
         """Return a layer like this one with copies of these tokens alone."""
         copy = self.with_room(0)
         for store, own in zip(copy.stores, self.stores, strict=True):

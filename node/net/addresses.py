@@ -15,7 +15,7 @@ from typing import Final
 
 from fabric.errors import RejectedError
 from fabric.limits import ADDRESSES_MAX
-from fabric.net.interfaces import Interface, leading_to
+from fabric.net.interfaces import Interface, interfaces_reaching
 from fabric.net.links import LIKELY_ORDER, Address, LinkKind, scope_of
 from node.limits import DEVICES_TRIED_MAX
 from node.net.interfaces import MACHINE
@@ -75,7 +75,7 @@ def dial(host: str, port: int, timeout_s: float, kind: LinkKind | None = None) -
     family = socket.AF_INET if target.version == 4 else socket.AF_INET6
     found: list[Interface | None] = []
     if not target.is_loopback:
-        found = [*leading_to(host, kind, MACHINE.current())[:DEVICES_TRIED_MAX]]
+        found = [*interfaces_reaching(host, kind, MACHINE.current())[:DEVICES_TRIED_MAX]]
     error = OSError("no route")
     for interface in found or [None]:
         sock = socket.socket(family, socket.SOCK_STREAM)

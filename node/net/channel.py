@@ -39,7 +39,7 @@ SLICE_IDLE_S: Final = (
 LINGER_S: Final = 0.5
 LINGER_BYTES: Final = 64 * KIB
 TICK_S: Final = 0.25  # a receive in progress reports its bytes at least so often
-_ROOM_BYTES: Final = 512  # before a slice, for its head
+_ROOM_BYTES: Final = 512  # room before a slice for its head
 _BUFFER_BYTES: Final = _ROOM_BYTES + TRANSFER_SLICE_BYTES_MAX + MAC_BYTES
 # Received together with a slice that another follows: most of its head, so that a slice costs one
 # return to Python instead of three. Not more than is certain to arrive, or the receive would wait.
@@ -145,12 +145,12 @@ class Channel:
             if self._now_s() - started_s > SLICE_IDLE_S:
                 self._slice_bytes = TRANSFER_SLICE_BYTES_MIN
             head = self._decode_head(raw, expected)
-            rest = self._receive_exactly(head.body_bytes + mac_bytes)
+            body = self._receive_exactly(head.body_bytes + mac_bytes)
         finally:
             self._stop()
         if self._incoming is None:
-            return decode_body(head, rest)
-        return decode_body(head, self._incoming.opened_frame(raw, rest))
+            return decode_body(head, body)
+        return decode_body(head, self._incoming.opened_frame(raw, body))
 
     def receive_slice(self, view: memoryview, *, is_followed: bool = False) -> None:
         """Fill `view` with a payload slice; raise TamperedError if it is not the peer's.
@@ -275,7 +275,7 @@ class Channel:
         while True:
             try:
                 count = self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
-            except BlockingIOError:  # nothing arrived for one tick
+            except BlockingIOError:  # no bytes for one tick
                 if self._expired:
                     raise self._end_error() from None
                 continue

@@ -53,16 +53,16 @@ class Connections:
         while True:
             with self._lock:
                 stale = self._stale()
-                found = next((item for item in reversed(self._idle) if item[0] == line), None)
-                if found is not None:
-                    self._idle.remove(found)
+                idle = next((item for item in reversed(self._idle) if item[0] == line), None)
+                if idle is not None:
+                    self._idle.remove(idle)
             _close_all(stale)
-            if found is None:
+            if idle is None:
                 return None
-            if found[1].channel.is_quiet():
+            if idle[1].channel.is_quiet():
                 self.count("reused")
-                return found[1]
-            found[1].channel.close()
+                return idle[1]
+            idle[1].channel.close()
 
     def keep(self, peer: Peer, address: Address, connection: Connection) -> None:
         """Return a connection to the pool, after everything requested on it has arrived."""

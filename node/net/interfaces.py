@@ -31,7 +31,7 @@ def list_interfaces() -> list[Interface]:
         devices = tuple(name for _, name in socket.if_nameindex())
         ports = _hardware_ports(devices)
         if not ports:
-            _hardware_ports.cache_clear()  # it failed, or was too slow
+            _hardware_ports.cache_clear()  # the command failed or timed out
         return parse_ifconfig(_output("/sbin/ifconfig"), ports)
     return list(_linux_interfaces())
 
@@ -70,15 +70,15 @@ class Listing:
             return self._interfaces
 
     def _list(self) -> None:
-        found = tuple(self._list_now())
+        listing = tuple(self._list_now())
         if (
-            found or self._interfaces is None
+            listing or self._interfaces is None
         ):  # an empty listing means that the system did not answer
-            self._interfaces = found
+            self._interfaces = listing
         self._listed_s = self._now_s()
 
 
-MACHINE: Final = Listing()  # one machine, one listing: every dial asks it
+MACHINE: Final = Listing()  # shared by all dials of this process
 
 
 @lru_cache(maxsize=1)

@@ -28,7 +28,7 @@ class _Link:
     device: str = ""
     kind: LinkKind = LinkKind.OTHER
     problem: str | None = None
-    is_met: bool = False  # the router listed it; else only an offer named it
+    is_met: bool = False  # listed by the router, not only named by an offer
     shown: LinkView | None = None  # view at the last counted change
     shown_s: float = 0.0  # time of that change
     changed: int = 0  # number of that change
@@ -36,7 +36,7 @@ class _Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkChanges:
-    """Links that changed after what a router has, and the number of the last change."""
+    """Links that changed since a router's last list, and the number of the last change."""
 
     number: int
     has_all: bool  # links that are not among them are gone
@@ -49,10 +49,10 @@ class LinkTable:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._links: dict[Key, _Link] = {}  # in the order of their last use
+        self._links: dict[Key, _Link] = {}  # in order of last use
         self._peers: dict[NodeName, PeerNode] = {}
         self._moved_s: float | None = None
-        self._changes = 1  # of links, as far as routers get them
+        self._changes = 1  # changes of links that routers are sent
         self._removed = 1  # the last change that removed one
 
     # --- the LinkBook ------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class LinkTable:
             link.estimate = link_estimate.with_probe(link.estimate, moved_bytes, seconds, now_s)
 
     def record_unfinished_probe(self, peer: NodeName, address: Address) -> None:
-        """Record a probe that the peer refused, or that brought nothing: it is repeated soon."""
+        """Record a probe that the peer refused or that received nothing; it is repeated soon."""
         with self._lock:
             link = self._link(peer, address)
             link.estimate = link_estimate.with_unfinished_probe(link.estimate)
@@ -177,7 +177,7 @@ class LinkTable:
     # --- the heartbeat -----------------------------------------------------------------------
 
     def views(self) -> tuple[LinkView, ...]:
-        """Return views of the links to every peer met, sorted by peer; bounded."""
+        """Return views of the links to every known peer, sorted by peer; bounded."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             met = [link for link in self._links.values() if link.is_met]
@@ -197,7 +197,7 @@ class LinkTable:
                 view = _view(link, now_s)
                 # One at a time is sent again for its age, so that no heartbeat is long.
                 is_stale = link is stalest and now_s - link.shown_s >= LINK_RESEND_S
-                if link.shown is None or is_stale or _is_news(link.shown, view):
+                if link.shown is None or is_stale or _has_changed(link.shown, view):
                     self._changes += 1
                     link.shown, link.shown_s, link.changed = view, now_s, self._changes
             has_all = not self._removed <= change <= self._changes
@@ -223,7 +223,7 @@ class LinkTable:
         self._changes = self._removed = self._changes + 1
 
 
-def _is_news(old: LinkView, new: LinkView) -> bool:
+def _has_changed(old: LinkView, new: LinkView) -> bool:
     """Return whether a link differs enough from its last sent view."""
     if (old.kind, old.device, old.peer_device) != (new.kind, new.device, new.peer_device):
         return True

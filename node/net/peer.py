@@ -18,7 +18,7 @@ from node.net.channel import Channel
 
 
 class LinkEnd(Protocol):
-    """Connection that knows whether it runs over a Thunderbolt cable."""
+    """Connection that can tell whether it runs over a Thunderbolt cable."""
 
     def is_on_cable(self) -> bool:
         """Return whether everything it sends leaves through a Thunderbolt cable."""
@@ -40,7 +40,7 @@ class FetchTimeouts:
     connect_s: float = 2.0
     handshake_s: float = HANDSHAKE_TIMEOUT_S
     slice_s: float = TRANSFER_TIMEOUT_S
-    silence_s: float = TRANSFER_SILENCE_S  # while another link makes progress
+    silence_s: float = TRANSFER_SILENCE_S  # limit while another link makes progress
     silence_alone_s: float = TRANSFER_SILENCE_ALONE_S
     pause_s: float = 0.1  # before a failed address is retried; doubles up to the maximum
     pause_max_s: float = 2.0

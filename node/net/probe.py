@@ -36,7 +36,7 @@ PINGS: Final = 4
 CONNECT_S: Final = 2.0
 PROBE_ENOUGH_S: Final = 0.25  # then the received bytes suffice
 PROBE_S: Final = 3.0  # then what was received is the measurement
-SLOW_CHUNK_BYTES: Final = 16 * KIB  # of the first bytes, so that a slow link delivers some
+SLOW_CHUNK_BYTES: Final = 16 * KIB  # size of the first chunks, so that a slow link delivers some
 
 _PROBLEMS: Final = {
     errno.EHOSTUNREACH: "host_unreachable",  # 65 on macOS, also by Local Network Privacy

@@ -71,7 +71,7 @@ class LinkProber:
         self._thread.start()
 
     def hurry(self) -> None:
-        """Measure now: peers were met, or are back."""
+        """Measure now, since peers were added or have returned."""
         self._hurry.set()
 
     def stop(self) -> None:

@@ -99,7 +99,7 @@ class CallGrammars:
 
 
 T = TypeVar("T")
-_Key = tuple[TenantId, bytes]  # by tenant: compile times would reveal what others ask for
+_Key = tuple[TenantId, bytes]  # per tenant: compile times would reveal other tenants' formats
 
 
 def _threads(name: str) -> ThreadPoolExecutor:
@@ -137,7 +137,7 @@ class AnswerGrammars:
             return AnswerMatcher(await self._calls(request), self._masks)
         rule = await self._call_rule(request) if may_call else None
         is_bound = rule is not None and rule.grammar is not None
-        # What a thought quotes would be enforced as a call, and then be one.
+        # A call quoted in a thought would be enforced, and so become a real call.
         barred_ids = self.tokenizer.call_ids if is_bound else frozenset[int]()
         if output is None:
             if not is_bound:
@@ -148,7 +148,7 @@ class AnswerGrammars:
         output.check()
         key = f"{output.kind.value} {output.is_strict} {output.source}"
         grammar = await self._grammar(request.tenant, key, lambda: self.compiler.compile(output))
-        if request.messages is None:  # all of such an answer is text
+        if request.messages is None:  # such an answer is all text
             return AnswerMatcher(grammar, self._masks)
         marks, beginning = self._thought(begun)
         return AnswerMatcher(grammar, self._masks, marks, beginning, rule, barred_ids)
@@ -222,7 +222,7 @@ class AnswerGrammars:
     def _forget(self, key: _Key, task: asyncio.Task[Grammar]) -> None:
         del self._compiling[key]
         if not task.cancelled():
-            task.exception()  # mark it as seen: perhaps no turn waits any more
+            task.exception()  # retrieve it: perhaps no turn waits any more
 
     async def _compile(self, compile_: Callable[[], Grammar]) -> Grammar:
         # Slow only once, and not counted against this grammar.

@@ -3,7 +3,7 @@
 Its place, which depends on everything before it, has changed. So it is matched by itself, without
 its reasoning, and one neighbour: the message or answer before it, or the answer after it. An answer
 that occurs several times is the first, second or last of them while all of them are there; after
-that only its calls' ids identify it. What matches two answers matches neither.
+that only its calls' ids identify it. A sign that matches two answers matches neither.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from fabric.record.answers import Answers, OmittedParts
 from fabric.turn.messages import Message, MessageRole
 
-Signs = tuple[int, ...]  # hashes, each of which identifies an answer
+Signs = tuple[int, ...]  # hashes that each identify an answer
 _AFTER_MESSAGE: Final = 1
 _AFTER_ANSWER: Final = 2
 _BEFORE_ANSWER: Final = 3

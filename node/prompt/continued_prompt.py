@@ -116,7 +116,7 @@ def plan_resumption(record: Manifest, resume: Resumption) -> PromptPlan:
 
 
 def without_answer(plan: PromptPlan, record: Manifest) -> PromptPlan:
-    """Return the plan of the prompt alone: what follows it is counted as the answer."""
+    """Return the plan of the prompt alone; the tokens after it count as the answer."""
     count = record.prompt_tokens_count
     ends = plan.ends[:count]
     return replace(

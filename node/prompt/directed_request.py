@@ -20,7 +20,7 @@ class DirectedRequest:
     request: GenerateRequest
     matched: tuple[Directive, ...] = ()
     sent: tuple[SentMessage, ...] = ()  # the messages of a named agent, as they were sent
-    positions: MessagePositions | None = None  # of those messages in the prompt, once it is encoded
+    positions: MessagePositions | None = None  # their positions in the prompt, once it is encoded
     parts: tuple[OtherParts, ...] | None = None  # what they have besides their texts
     redacted: Mapping[int, Message] = field(default_factory=dict)  # answers as directives left them
 
@@ -31,7 +31,7 @@ def apply_directives(
     salt: bytes,
     sent: Sequence[Message] | None = None,
 ) -> DirectedRequest:
-    """Replace the messages that directives name; `sent` has them as the client spells them.
+    """Replace the messages that directives name; `sent` has them as the client sent them.
 
     If any matching directive forgets its message, the prompt is computed anew from there once,
     whatever mode the request asks for.

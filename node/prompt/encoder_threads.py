@@ -55,7 +55,7 @@ class EncoderThreads:
         try:
             await admitted
         except asyncio.CancelledError:
-            if not admitted.cancelled():  # admitted, and cancelled at once
+            if not admitted.cancelled():  # admitted, then cancelled at once
                 self._used_bytes -= size_bytes
             self._admit_waiting()
             raise

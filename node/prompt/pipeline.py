@@ -40,7 +40,7 @@ from node.prompt.restored_answers import (
 
 
 class KnownConversations(Protocol):
-    """The node's knowledge of the conversation that a request continues."""
+    """Look-up of the conversation that a request continues."""
 
     def answers(
         self, request: GenerateRequest, places: Sequence[int], forms: FormChain | None
@@ -63,10 +63,10 @@ class SpelledPrompt:
     directed: DirectedRequest
     rendered: Rendered
     answer: Answer
-    shown: ShownAnswer  # of the answer, with what other nodes have shown
-    matcher: AnswerMatcher | None  # of an answer whose format is prescribed
+    shown: ShownAnswer  # the answer's shown part, including other nodes' tokens
+    matcher: AnswerMatcher | None  # for an answer with an output format
     limit: PromptLimit
-    budget: ThoughtBudget | None  # of the answer's thoughts
+    budget: ThoughtBudget | None  # for the answer's thoughts
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class PromptPipeline:
                 )
             )
         finally:
-            hung_up.set()  # a client that left stops the encoding thread, too
+            hung_up.set()  # a disconnected client stops the encoding thread, too
 
     def close(self) -> None:
         self.threads.close()
@@ -140,7 +140,7 @@ class PromptPipeline:
 
     async def _locate(self, request: GenerateRequest) -> LocatedRequest:
         """Hash a request's messages, on an encoder thread if it has any."""
-        defaults = self.tokenizer.told_options
+        defaults = self.tokenizer.default_options
         if not request.messages:
             return locate_messages(request, defaults)
         return await self.threads.run(lambda: locate_messages(request, defaults))
@@ -178,7 +178,7 @@ class PromptPipeline:
         return prompt if matcher is None else replace(prompt, matcher=matcher)
 
     def _begin_answer(self, request: GenerateRequest, begun: str, shown: ShownAnswer) -> Answer:
-        """Return the answer that the prompt has `begun`, with what other nodes generated of it."""
+        """Return the answer that the prompt has `begun`, with other nodes' part of it."""
         answer = self._empty_answer(request, begun)
         if request.resume is not None:
             for token in request.resume.answer_ids:

@@ -42,7 +42,7 @@ def move_date_lines(messages: Sequence[Message]) -> Sequence[Message]:
     return [*kept, replace(messages[first], texts=(text,)), *messages[first + 1 :]]
 
 
-_OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins like no message
+_OTHER = Message(MessageRole.USER, ("\N{REPLACEMENT CHARACTER}",))  # begins no message
 _UNTRIMMED = "\N{REPLACEMENT CHARACTER} \n"
 _ANSWER = replace(_OTHER, role=MessageRole.ASSISTANT, texts=(_UNTRIMMED,))
 
@@ -97,7 +97,7 @@ class PromptBoundaries:
         question = head = 0
         if users[-1] < len(messages) - 1:
             question = _tokens(plan, common_prefix(render(messages[: users[-1] + 1]), plan.text))
-        elif len(users) > 1:  # the client may ask another question instead
+        elif len(users) > 1:  # the client may send another question instead
             marks = marks.with_branch(before(users[-1]))
         if len(plan.ids) > BLOCK_TOKENS and (users[0] or request.tools):
             head = before(users[0])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.errors import ConflictError, RejectedError
-from fabric.kvcache.arrangement import why_unshiftable
+from fabric.kvcache.arrangement import unshiftable_reason
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import EDIT_KEPT_TOKENS_MIN
 from fabric.record.bounds import has_too_long_tokens
@@ -64,7 +64,7 @@ class PromptEncoder:
                 raise RejectedError(message, code=_INVALID, param="logit_bias")
 
     def render(self, request: GenerateRequest, limit: PromptLimit) -> Rendered:
-        """Return the prompt as text, and what was folded for it.
+        """Return the prompt as text, and the notes of its folds.
 
         Raise RejectedError if the request has no valid prompt, or a far too long one.
         """
@@ -144,7 +144,7 @@ class PromptEncoder:
             return plan
         if len(stored.ids) < plan.kept_tokens + EDIT_KEPT_TOKENS_MIN:
             return plan
-        why = why_unshiftable(self.identity.spec)
+        why = unshiftable_reason(self.identity.spec)
         if why:
             return replace(plan, reason=f"{plan.reason}; nothing after it is kept: {why}")
         recomputed = self.identity.settings.edit_recomputed_tokens

@@ -50,9 +50,9 @@ def remember_answer(
     answers: Answers,
     redacted: Mapping[int, Message],
 ) -> Answers:
-    """Return the agent's `answers` with the new one, and what directives left of `redacted` ones.
+    """Return the agent's `answers` with the new one; redact the `redacted` ones.
 
-    With restoring switched off, nothing of earlier answers is kept that the prompt did not have.
+    With restoring switched off, only those parts of earlier answers are kept that the prompt had.
     """
     answers = {**answers, **prompt.answers} if prompt.restores else {}
     messages = prompt.request.messages
@@ -78,7 +78,7 @@ def conversation_answers(
 
     The oldest answers are dropped first. Of `redacted` messages only white space is kept.
     """
-    kept: dict[int, OmittedParts] = {}
+    remembered: dict[int, OmittedParts] = {}
     left_bytes = ANSWERS_BYTES_MAX
     all_places, digests = places.with_next(last)
     conversation = [*messages, last]
@@ -98,12 +98,12 @@ def conversation_answers(
             continue
         if left_bytes < 0:
             break
-        kept[place] = answer
-    return dict(reversed(kept.items()))
+        remembered[place] = answer
+    return dict(reversed(remembered.items()))
 
 
 def _redact_answer(answer: OmittedParts, left: Message) -> OmittedParts:
-    """Drop from an answer what directives dropped from its message; ids of kept calls stay."""
+    """Drop the parts of an answer that directives dropped; ids of kept calls stay."""
     calls = tuple(CallWritten("", use.id or "") for use in left.uses)
     return replace(answer, reasoning=left.reasoning or "", calls=calls)
 

@@ -36,10 +36,10 @@ class MessagePlaces:
         self._chain = xxh3_64(seed=2)
         hashed = [_extend(self._chain, message) for message in messages]
         self.places = tuple(place for place, _ in hashed)
-        self.digests = tuple(digest for _, digest in hashed)  # of each message alone
+        self.digests = tuple(digest for _, digest in hashed)  # one digest per message
 
     def with_next(self, message: Message) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return all places and digests, and those of a message that follows."""
+        """Return all places and digests, followed by those of one more message."""
         place, digest = _extend(self._chain.copy(), message)
         return (*self.places, place), (*self.digests, digest)
 
@@ -59,26 +59,26 @@ class LocatedRequest:
     request: GenerateRequest
     note: str
     places: MessagePlaces
-    answer_places: tuple[int, ...]  # of the answers that may be restored
+    answer_places: tuple[int, ...]  # places of the answers that may be restored
     restores: bool = True  # what the client dropped from them
-    forms: FormChain | None = None  # of a conversation that is found by its content
+    forms: FormChain | None = None  # forms of a conversation that is found by its content
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswers:
     """Earlier answers of a conversation, by their places."""
 
-    at: Answers = field(default_factory=dict)  # at the request's places, by any agent
-    own: Answers = field(default_factory=dict)  # all of the agent's own
+    at: Answers = field(default_factory=dict)  # answers at the request's places, by any agent
+    own: Answers = field(default_factory=dict)  # all answers of the agent
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredRequest:
-    """A request whose earlier answers read as the model gave them."""
+    """A request whose earlier answers read as the model wrote them."""
 
     request: GenerateRequest
     places: MessagePlaces
-    note: str = ""  # in words that follow a match's reason
+    note: str = ""  # text that is appended to a match's reason
     answers: Answers = field(default_factory=dict)  # those restored, of any agent
     restores: bool = True
     forms: FormChain | None = None
@@ -118,7 +118,7 @@ def _forms(request: GenerateRequest) -> FormChain | None:
 
 
 def restore_answers(located: LocatedRequest, known: KnownAnswers) -> RestoredRequest:
-    """Return the request for the template: with its earlier answers as they are `known`."""
+    """Return the request for the template, with its earlier answers as in `known`."""
     request, note, places = located.request, located.note, located.places
     messages = request.messages or ()
     answers = {**known.at, **_match_after_edits(located, known)}

@@ -19,10 +19,10 @@ class Health:
     problem: str | None = None  # why caches are not kept: every prompt is prefilled in full
     is_draining: bool = False  # no new agents, by an operator's command
     is_stopping: bool = False
-    is_asleep: bool = False  # its machine has announced its sleep
+    is_asleep: bool = False  # the machine has announced its sleep
     owes_erasure: bool = False  # the disk has refused a part of one
     troubles: dict[str, str] = field(default_factory=dict)  # present problems by cause
-    failed_rounds: int = 0  # of background work
+    failed_rounds: int = 0  # failed rounds of background work
 
     @property
     def reuses(self) -> bool:

@@ -22,7 +22,7 @@ class NodeConfig:
     settings: NodeSettings
     host: str
     incarnation: int
-    machine_nodes: int = 1  # of this fabric on this machine: they share its memory
+    machine_nodes: int = 1  # nodes of this fabric that share the machine's memory
     tls: ssl.SSLContext | None = None  # None: plain HTTP, which real fabrics do not use
     certificate_ends_s: float | None = None  # wall clock
 
@@ -37,7 +37,7 @@ class ServedModel:
     context_tokens_max: int
     vocabulary_size: int  # token ids that the model accepts
     problem: str | None = None  # why its caches cannot be kept
-    sampling: tuple[SamplingDefault, ...] = ()  # of requests that leave fields out
+    sampling: tuple[SamplingDefault, ...] = ()  # defaults for fields that requests omit
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ class RunningTurn(Protocol):
 
     @property
     def tenant(self) -> TenantId:
-        """Tenant that asked it."""
+        """Tenant that requested it."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class LiveTurns:
 
     def __init__(self, health: Health) -> None:
         self._health = health
-        self._turns: dict[RunningTurn, None] = {}  # in the order of their start
+        self._turns: dict[RunningTurn, None] = {}  # in order of start
         self.begun_count = 0
         self.fenced_count = 0  # ended because another node owns their agent
 

@@ -50,7 +50,7 @@ class ErasedFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """Record whose publish failed and may be stored nevertheless, with the blocks it alone has."""
+    """Record that may be stored although its publish failed, with the blocks that it added."""
 
     record: Manifest
     added: list[BlockRef]
@@ -86,24 +86,24 @@ class AgentStore:
         A record may lack blocks; the tokens before the first missing one can still be reused.
         """
         self.blocks.recover()
-        kept = []
+        manifests = []
         for manifest in self._manifests.load_all():
             self.blocks.retain(manifest.kept_refs)
-            kept.append(manifest)
+            manifests.append(manifest)
         self.sweep()
-        return kept
+        return manifests
 
     def forget_stored(self) -> None:
-        """Take nothing for stored: the folder is gone. What is referred to stays referred to."""
+        """Forget what is stored, since the folder is gone; references stay counted."""
         self.blocks.forget_all()
         self._manifests.forget_versions()
         for key in list(self._doubtful):
             self._settle(key)
 
     def find_again(self) -> list[Manifest]:
-        """Find the blocks of a folder that came back; return its records, without erased ones.
+        """Index the blocks of a folder that came back; return its records, without erased ones.
 
-        Nothing is swept: what the returned records need is retained by `take_in`.
+        Nothing is swept; `take_in` retains the blocks of the returned records.
         """
         self.blocks.recover()
         return self._manifests.load_all()
@@ -235,27 +235,27 @@ class AgentStore:
         """Make `manifest` the agent's record: the commit point of a turn.
 
         Raises BlocksLostError or DiskError. After a failure `previous` is stored, or no record if
-        there was none. Only after a DiskError with code UNDECIDED a restart may find either one.
+        there was none. Only after a DiskError with code UNDECIDED may a restart find either one.
         """
         before = previous.kept_refs if previous is not None else []
         refs = manifest.kept_refs
         same = _same_refs(before, refs)
         added, removed = refs[same:], before[same:]
-        gone = {*self.blocks.retain(added), *self.blocks.missing(refs[:same])}
-        if gone:  # branches may lack blocks
-            gone.intersection_update(manifest.refs)
-        if gone:  # swept after another agent's turn, since they were found
+        lost_refs = {*self.blocks.retain(added), *self.blocks.missing(refs[:same])}
+        if lost_refs:  # branches may lack blocks
+            lost_refs.intersection_update(manifest.refs)
+        if lost_refs:  # since the lookup, another agent's turn has swept them
             self.blocks.release(added)
-            message = f"{len(gone)} blocks of the record are no longer stored"
+            message = f"{len(lost_refs)} blocks of the record are no longer stored"
             raise BlocksLostError(message)
         try:
             self._manifests.publish(manifest, previous)
         except BaseException as error:
             if isinstance(error, DiskError) and error.is_in_place:
-                self._doubt(manifest, added)
+                self._note_doubt(manifest, added)
             else:
                 self.blocks.release(added)
-                self._settle_if_sure(manifest.key)
+                self._settle_unless_doubtful(manifest.key)
             raise
         self._settle(manifest.key)
         if previous is not None:
@@ -263,28 +263,28 @@ class AgentStore:
         self.sweep()  # also removes blocks of a removed record that a first turn has read
 
     def doubted(self, key: AgentKey) -> Manifest | None:
-        """Return the newest record that failed to publish but that a restart may find, if any."""
+        """Return the newest record that a restart may find although its publish failed, if any."""
         doubts = self._doubtful.get(key)
         return doubts[-1].record if doubts else None
 
     def settle(self, key: AgentKey) -> bool:
         """Write back the record before a failed publish; return whether none is doubtful now."""
         self._manifests.settle(key)
-        return self._settle_if_sure(key)
+        return self._settle_unless_doubtful(key)
 
     def settle_all(self) -> int:
         """Settle all doubtful records; return the number of agents that are still doubtful."""
         return sum(not self.settle(key) for key in list(self._doubtful))
 
-    def _doubt(self, record: Manifest, added: list[BlockRef]) -> None:
+    def _note_doubt(self, record: Manifest, added: list[BlockRef]) -> None:
         """Keep the new blocks of a record that is on disk but may be lost in a power cut."""
-        held = self._doubtful.setdefault(record.key, [])
-        if held and held[-1].added == added:
-            self.blocks.release(added)  # a repeated attempt: these blocks are kept already
-            held.pop()
-        held.append(_Doubt(record, added))
+        doubts = self._doubtful.setdefault(record.key, [])
+        if doubts and doubts[-1].added == added:
+            self.blocks.release(added)  # a repeated attempt: these blocks are already retained
+            doubts.pop()
+        doubts.append(_Doubt(record, added))
 
-    def _settle_if_sure(self, key: AgentKey) -> bool:
+    def _settle_unless_doubtful(self, key: AgentKey) -> bool:
         is_sure = not self._manifests.is_doubtful(key)
         if is_sure:
             self._settle(key)

@@ -118,7 +118,7 @@ class BlockFiles:
             except DiskError as error:
                 if not error.is_damage:
                     raise
-                _log.error("left a block alone: %s", error.message)
+                _log.error("skipped a block: %s", error.message)
                 continue
             if ref is None:
                 foreign.append(f"{DIRECTORY}/{leaf}")
@@ -127,7 +127,7 @@ class BlockFiles:
         return refs, foreign
 
     def write(self, ref: BlockRef, parent: BlockHash, parts: Iterable[memoryview]) -> None:
-        """Publish a block, before any record that names it; whatever fails leaves no file."""
+        """Publish a block, before any record that names it; a failure leaves no file."""
         try:
             self._disk.publish_ordered(file_name(ref), [self._header(ref, parent), *parts])
         except BaseException:
@@ -170,7 +170,7 @@ class BlockFiles:
     def lend(self, ref: BlockRef) -> Payload:
         """Open a block's data for sending; the caller closes it."""
         with self._open_file(ref):
-            pass  # its length is right
+            pass  # opening it has checked its length
         start = self.file_bytes(ref) - ref.payload_bytes
         return self._disk.lend(file_name(ref), start, ref.payload_bytes)
 

@@ -97,23 +97,23 @@ class BlockIndex:
 
     def retain(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
         """Count a reference to each of `refs` in place of a pin; list those not stored."""
-        wanted = list(refs)
+        counted = list(refs)
         with self._changed:
-            self._references.update(wanted)
-            distinct = dict.fromkeys(wanted)
-            # Most are neither: they were in the record before this one.
+            self._references.update(counted)
+            distinct = dict.fromkeys(counted)
+            # Most refs are neither, since the previous record had them.
             for ref in [ref for ref in distinct if ref in self._pins or ref in self._unneeded]:
                 self._unpin(ref)
             return [ref for ref in distinct if not self._has(ref)]
 
     def hold(self, refs: Iterable[BlockRef]) -> list[BlockRef]:
         """Count a reference as `retain` does, but leave writers their pins."""
-        wanted = list(refs)
+        counted = list(refs)
         with self._changed:
-            self._references.update(wanted)
-            for ref in dict.fromkeys(wanted):
+            self._references.update(counted)
+            for ref in dict.fromkeys(counted):
                 self._weigh(ref)
-            return [ref for ref in dict.fromkeys(wanted) if not self._has(ref)]
+            return [ref for ref in dict.fromkeys(counted) if not self._has(ref)]
 
     def references(self, ref: BlockRef) -> int:
         """Count what `retain` and `hold` have counted of a block."""
@@ -132,7 +132,7 @@ class BlockIndex:
                     del self._references[ref]
                     self._weigh(ref)
 
-    def take_unneeded(self, blocks_max: int) -> dict[BlockRef, int]:
+    def take_unreferenced(self, blocks_max: int) -> dict[BlockRef, int]:
         """Drop unreferenced idle blocks, and mark them busy until `settle`."""
         with self._changed:
             idle = (ref for ref in self._unneeded if ref not in self._busy)

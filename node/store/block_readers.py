@@ -15,7 +15,7 @@ _POOL: Final = ThreadPoolExecutor(BLOCK_READERS - 1, thread_name_prefix="block r
 
 
 class UnreadBlockError(Exception):
-    """A block that is not read: it is another one or a miss, or the restore was cancelled."""
+    """A block was not read: it is missing or not the expected one, or the restore was cancelled."""
 
 
 class BlockReads:
@@ -64,7 +64,7 @@ def failed_reads(
 ) -> Iterator[int]:
     """Read blocks 0 to `count`; yield each that raises UnreadBlockError, and continue after it.
 
-    Whatever else ends a read is raised.
+    Any other error of a read is raised.
     """
     first = 0
     while first < count:

@@ -229,7 +229,7 @@ class BlockStore:
         the content of `places` is undefined.
         """
         self._files.check_fit(ref, tokens)
-        with self._doubting(ref):
+        with self._quarantine_on_failure(ref):
             self._files.read(ref, parent, tokens, places)
 
     def open_payload(self, ref: BlockRef) -> LentBlock:
@@ -238,16 +238,16 @@ class BlockStore:
         The file stays readable even if a sweep removes it in the meantime. The receiver verifies
         the bytes. A file that cannot be read is quarantined.
         """
-        with self._doubting(ref):
+        with self._quarantine_on_failure(ref):
             return LentBlock(self, ref, self._files.lend(ref))
 
     def read_lent(self, ref: BlockRef, payload: Payload, view: memoryview, offset: int) -> None:
         """Fill `view` from an opened payload; raise CorruptDataError."""
-        with self._doubting(ref):
+        with self._quarantine_on_failure(ref):
             payload.read_into(view, offset)
 
     @contextmanager
-    def _doubting(self, ref: BlockRef) -> Iterator[None]:
+    def _quarantine_on_failure(self, ref: BlockRef) -> Iterator[None]:
         """Quarantine a block if reading it fails, and raise a miss or CorruptDataError."""
         try:
             yield
@@ -284,16 +284,16 @@ class BlockStore:
         """Remove every block that no record refers to and no writer has pinned."""
         self._remove_unstored()
         blocks_count = file_bytes = 0
-        while taken := self._index.take_unneeded(SWEEP_BLOCKS):
+        while unreferenced := self._index.take_unreferenced(SWEEP_BLOCKS):
             try:
-                self._disk.remove_all([file_name(ref) for ref in taken])
+                self._disk.remove_all([file_name(ref) for ref in unreferenced])
             except BaseException:
-                self._index_left(taken)
+                self._index_left(unreferenced)
                 raise
             finally:
-                self._index.settle(taken)
-            blocks_count += len(taken)
-            file_bytes += sum(taken.values())
+                self._index.settle(unreferenced)
+            blocks_count += len(unreferenced)
+            file_bytes += sum(unreferenced.values())
         return Sweep(blocks_count, file_bytes)
 
     def _index_left(self, taken: Mapping[BlockRef, int]) -> None:
@@ -336,7 +336,7 @@ class BlockStore:
         damaged = []
         for ref in filter(self.has, refs):
             try:
-                with self._doubting(ref):
+                with self._quarantine_on_failure(ref):
                     self._files.verify(ref)
             except BlockMissingError:
                 continue

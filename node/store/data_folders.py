@@ -1,8 +1,8 @@
 """The two folders that a running node has open: its model's, and that of the tombstones.
 
 A folder may vanish while the node runs: removed, moved away, or on a drive that was unplugged.
-Until it is back, every write is refused (`PosixDisk`). It is made again where it was, but not on
-another drive than the one that held it: a drive that was mounted since is known by a file.
+Until it is back, every write is refused (`PosixDisk`). It is recreated at its path, but only on
+the drive that held it: a file in the folder identifies a drive that was mounted again.
 
     DIR/<node>/identity    32 random hex digits, written at the first start in this folder
 """
@@ -46,14 +46,14 @@ class OtherDriveError(DiskError):
 
 @dataclass(frozen=True, slots=True)
 class DriveIdentity:
-    """Identity of a node's drive, as it was when the node started."""
+    """Identity of a node's drive at the node's start."""
 
     folder: Path
     device: int = field(init=False)
     identity: bytes | None = field(init=False)  # None: the disk refused to store one
 
     def __post_init__(self) -> None:
-        """Read the identity of the folder, or give it one."""
+        """Read the identity of the folder, or create one."""
         object.__setattr__(self, "device", _device_of(self.folder))
         identity = self._read()
         if identity is None:
@@ -67,7 +67,7 @@ class DriveIdentity:
         object.__setattr__(self, "identity", identity)
 
     def require(self) -> None:
-        """Raise OtherDriveError unless the folder is on the drive that it was on."""
+        """Raise OtherDriveError unless the folder is on the same drive as at the start."""
         if self.identity is None or _device_of(self.folder) == self.device:
             return
         if self._read() != self.identity:
@@ -75,7 +75,7 @@ class DriveIdentity:
             raise OtherDriveError(message, errno.ENODEV)
 
     def keep(self) -> None:
-        """Store the identity again in a folder that was made again."""
+        """Store the identity again in a recreated folder."""
         if self.identity is not None and self._read() is None:
             with suppress(FabricError):
                 self._write(self.identity)
@@ -83,10 +83,10 @@ class DriveIdentity:
     def _read(self) -> bytes | None:
         try:
             with closing(PosixDisk(self.folder, must_exist=True)) as disk:
-                found = disk.read(IDENTITY, _IDENTITY_BYTES)
+                identity = disk.read(IDENTITY, _IDENTITY_BYTES)
         except (FabricError, FileNotFoundError):
             return None
-        return found if _IDENTITY.fullmatch(found) else None
+        return identity if _IDENTITY.fullmatch(identity) else None
 
     def _write(self, identity: bytes) -> None:
         with closing(PosixDisk(self.folder, must_exist=True)) as disk:
@@ -113,14 +113,14 @@ class DataFolders:
     drive: DriveIdentity
 
     def are_here(self) -> bool:
-        """Return whether both are the folders at their paths."""
+        """Return whether both open folders are still the ones at their paths."""
         return self.disk.is_here() and self.erased.is_here()
 
     def restore(self) -> list[Manifest]:
         """Reopen the folders, create the missing ones, and return the records found.
 
-        Tombstones come first, so that no erased record is among those. Raises DiskError, and then
-        every write is refused as before.
+        Tombstones are read first, so that no erased record is returned. After a DiskError every
+        write is refused as before.
         """
         self.disk.require_mount()
         self.drive.require()
@@ -141,7 +141,7 @@ class DataFolders:
         """Mark a new folder that will hold encrypted files; raise DiskError for another key."""
         settings = self.config.settings
         try:
-            found = open_disk(
+            reopened_disk = open_disk(
                 self.disk.root,
                 settings.durability,
                 self.config.cluster_key,
@@ -149,7 +149,7 @@ class DataFolders:
             )
         except FatalError as error:
             raise DiskError(error.message) from None
-        found.close()
-        if isinstance(found, EncryptedDisk) and not isinstance(self.disk, EncryptedDisk):
-            message = "the folder that came back is encrypted, and the one before was not"
+        reopened_disk.close()
+        if isinstance(reopened_disk, EncryptedDisk) and not isinstance(self.disk, EncryptedDisk):
+            message = "the folder that came back is encrypted, but the one before it was not"
             raise DiskError(message)

@@ -37,7 +37,7 @@ def flush_commands(durability: str, platform: str) -> tuple[int, ...]:
 
 
 def flush(descriptor: int, durability: str, platform: str = sys.platform) -> None:
-    """Make a file or directory durable as far as `durability` asks."""
+    """Make a file or directory durable to the degree of `durability`."""
     if durability == "none":
         return
     for command in flush_commands(durability, platform):
@@ -62,7 +62,7 @@ def closing(descriptor: int) -> Iterator[int]:
 
 def scan(directory: int) -> list[tuple[str, bool]]:
     """List names, sorted, and whether each is a directory."""
-    # A descriptor of its own: the read position of a shared one is shared between threads.
+    # Its own descriptor: threads would share the read position of a shared one.
     with closing(os.open(".", OPEN_DIRECTORY, dir_fd=directory)) as own, os.scandir(own) as entries:
         return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
 
@@ -84,7 +84,7 @@ def make_private(directory: int) -> None:
 
 
 def write_all(descriptor: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-    """Write every byte of `parts` in order, whatever one call leaves unfinished."""
+    """Write every byte of `parts` in order, with repeated calls if necessary."""
     for window in _windows([memoryview(part) for part in parts]):
         left = window
         while left:

@@ -29,7 +29,7 @@ from node.store.posix_disk import QUARANTINE, Part, PosixDisk
 
 MARKER: Final = "sealed"
 _KEY_ID_BYTES: Final = 16
-_PIECE_BYTES: Final = MIB  # of a file that is encrypted where it lies
+_PIECE_BYTES: Final = MIB  # piece of a file that is encrypted in place
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _file_head(key: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class EncryptedPayload:
-    """A block's payload in an encrypted file: each slice is decrypted when it is asked for."""
+    """A block's payload in an encrypted file: each slice is decrypted on request."""
 
     file: EncryptedFile
     start: int
@@ -185,7 +185,7 @@ class EncryptedDisk(PosixDisk):
 
 
 def _pieces(file: EncryptedFile) -> Iterator[memoryview]:
-    """Yield a file's bytes; each piece is good until the next is asked for."""
+    """Yield a file's bytes; each piece is valid until the next is requested."""
     piece, offset = memoryview(bytearray(_PIECE_BYTES)), 0
     while count := file.read_into([piece], offset):
         yield piece[:count]

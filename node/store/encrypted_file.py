@@ -101,7 +101,7 @@ def encrypted_parts(key: bytes, parts: Iterable[Part]) -> Iterator[memoryview]:
 def _chunks(parts: Iterable[Part]) -> Iterator[tuple[memoryview, bool]]:
     """Cut consecutive `parts` into chunks, each with whether it is the last, which may be empty.
 
-    A chunk is good until the next is asked for.
+    A chunk is valid until the next is requested.
     """
     chunk, filled = memoryview(bytearray(CHUNK_BYTES)), 0
     for part in parts:

@@ -41,7 +41,7 @@ class FolderEncryption:
         self._waiting: list[str] = []
         self._failed: set[str] = set()
         self._current: Iterator[int] | None = None
-        self._name = ""  # of the folder that is being encrypted
+        self._name = ""  # name of the folder that is being encrypted
         self._is_listed = False
 
     def start(self) -> None:
@@ -69,9 +69,9 @@ class FolderEncryption:
         return _PAUSE_S
 
     def _report(self) -> None:
-        left = len(self._waiting) + len(self._failed) + (self._current is not None)
-        if left:
-            words = f"{left} folders of other models are not encrypted yet"
+        left_count = len(self._waiting) + len(self._failed) + (self._current is not None)
+        if left_count:
+            words = f"{left_count} folders of other models are not encrypted yet"
             self._health.troubles[TROUBLE] = words
         else:
             self._health.troubles.pop(TROUBLE, None)

@@ -23,12 +23,12 @@ def read_spec(disk: Disk) -> SpecRecord | None:
 
 
 def keep_spec(disk: Disk, record: SpecRecord) -> None:
-    """Publish `record` unless it is there; nothing that serves needs it, so refusals are logged."""
+    """Publish `record` unless it is stored; serving does not need it, so errors are only logged."""
     try:
         if _read_stored(disk) != record:
             disk.publish(SPEC_FILE, [encode_spec(record)])
     except (DiskError, CorruptDataError) as error:
-        _log.error("cannot write what the blocks look like: %s", error.message)
+        _log.error("cannot write the cache spec: %s", error.message)
 
 
 def _read_stored(disk: Disk) -> SpecRecord | None:

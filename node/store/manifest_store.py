@@ -18,7 +18,7 @@ from fabric.ids import AgentKey
 from fabric.kvcache.hashing import agent_digest
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
-from fabric.record.stored_part import without_edited
+from fabric.record.stored_part import truncate_before_edits
 from node.store.block_files import BlockDisk
 from node.store.posix_disk import DiskError
 
@@ -145,9 +145,9 @@ class ManifestStore:
     def _without_derived(self, name: str, manifest: Manifest) -> Manifest:
         if not self._is_derived(manifest):
             return manifest
-        kept = without_edited(manifest)
-        self._disk.publish(name, [encode_manifest(kept)])
-        return kept
+        unedited = truncate_before_edits(manifest)
+        self._disk.publish(name, [encode_manifest(unedited)])
+        return unedited
 
     def remove(self, key: AgentKey) -> bool:
         """Remove an agent's record durably; return whether it existed."""
@@ -164,14 +164,14 @@ class ManifestStore:
         Removes an unreadable record too, since it cannot be shown to be from a later epoch.
         """
         with self._lock:
-            stored = {leaf.removesuffix(".mf") for leaf in self._disk.list_names(DIRECTORY)}
-            chosen = stored if digests is None else stored.intersection(digests)
+            stored_digests = {leaf.removesuffix(".mf") for leaf in self._disk.list_names(DIRECTORY)}
+            chosen = stored_digests if digests is None else stored_digests.intersection(digests)
             names = {d: f"{DIRECTORY}/{d}.mf" for d in sorted(chosen) if self._erased(d)}
-            due = [name for d, name in names.items() if self._epoch_at(name) <= self._erased(d)]
-            for name in due:
+            erased = [name for d, name in names.items() if self._epoch_at(name) <= self._erased(d)]
+            for name in erased:
                 self._versions.pop(name, None)
-            removed = self._disk.remove_all(due) if due else 0
-            for name in due:
+            removed = self._disk.remove_all(erased) if erased else 0
+            for name in erased:
                 self._doubtful.pop(name, None)
             return removed
 

@@ -28,7 +28,7 @@ class ModelFolder:
 
     name: str
     size_bytes: int
-    used_s: float  # in service time, when it was served last
+    used_s: float  # service time when it was last served
 
 
 def folder_name(fingerprint: Fingerprint) -> str:

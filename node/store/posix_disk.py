@@ -64,8 +64,8 @@ class DiskError(FabricError):
     def __init__(self, message: str, cause: int | None = None) -> None:
         super().__init__(message)
         self.cause = cause  # errno
-        self.is_in_place = False  # a publish failed at its last step: the new file is there
-        self.is_gone = False  # the folder is not at its path any more
+        self.is_in_place = False  # a publish failed at its last step: the new file is in place
+        self.is_gone = False  # the folder is no longer at its path
 
     @property
     def reason(self) -> str:
@@ -101,7 +101,7 @@ class PosixDisk:
         assert durability in DURABILITIES, "settings name one of three levels"
         self._durability = durability
         self._ordering = "none" if durability == "none" else "barrier"
-        self._keeps_modes = keeps_modes  # for read-only use: file modes stay as they are
+        self._keeps_modes = keeps_modes  # read-only use leaves file modes unchanged
         self._prefix = f"{TEMPORARY}{secrets.token_hex(4)}-"
         self._serial = itertools.count()
         self._lock = threading.Lock()
@@ -142,7 +142,7 @@ class PosixDisk:
     def require_mount(self) -> None:
         """Raise DiskError while the drive that held the root at the start is not mounted.
 
-        A path of its own must not be filled on the drive that its mount point lies on.
+        Otherwise the folder would fill the drive on which the mount point lies.
         """
         if _mount_of(self.root) != self._mount:
             message = f"cannot open {self.root}: its drive is not mounted"
@@ -188,7 +188,7 @@ class PosixDisk:
                 for temp in temps:
                     os.unlink(temp, dir_fd=at)
                 removed += len(temps)
-                # A process killed before its last flush counts on us for it.
+                # A process that was killed before its last flush relies on this flush.
                 flush(at, self._ordering)
             flush(self._root, self._durability)
         return removed
@@ -206,7 +206,7 @@ class PosixDisk:
         self._publish(name, parts, self._durability)
 
     def publish_ordered(self, name: str, parts: Sequence[Part]) -> None:
-        """Publish a file that is durable once anything published later is, and never after it."""
+        """Publish a file that becomes durable no later than any file published after it."""
         self._publish(name, parts, self._ordering)
 
     def _publish(self, name: str, parts: Iterable[Part], durability: str) -> None:
@@ -321,7 +321,7 @@ class PosixDisk:
                 with _disk_errors("make a removal durable"):
                     flush(at, self._durability if at == changed[-1] else self._ordering)
         except BaseException:
-            # A retry finds no file, and must not take that for durable.
+            # A retry finds no file, which does not make the removal durable.
             self._unflushed.update(at for at in places if removed[at])
             raise
         self._unflushed.difference_update(places)
@@ -338,14 +338,14 @@ class PosixDisk:
             try:
                 os.rename(leaf, f"{leaf}.{slug}", src_dir_fd=at, dst_dir_fd=quarantine)
             except FileNotFoundError:
-                return  # another thread met the same damage first
+                return  # another thread has already quarantined it
             flush(at, self._ordering)
             flush(quarantine, self._ordering)
             with contextlib.suppress(FileNotFoundError):  # another thread trims as well
                 trim(quarantine, QUARANTINE_FILES_MAX)
 
     def drive(self) -> DriveSpace:
-        with _disk_errors("ask for free space"):
+        with _disk_errors("read the free space"):
             space = os.fstatvfs(self._root)
         return DriveSpace(space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
 
@@ -377,12 +377,12 @@ class PosixDisk:
         opened = os.fstat(descriptor)
         try:
             if directory:
-                found = os.stat(directory, dir_fd=self._root, follow_symlinks=False)
+                at_path = os.stat(directory, dir_fd=self._root, follow_symlinks=False)
             else:
-                found = os.stat(self.root)
+                at_path = os.stat(self.root)
         except (FileNotFoundError, NotADirectoryError):
-            found = None
-        if found is None or not os.path.samestat(opened, found):
+            at_path = None
+        if at_path is None or not os.path.samestat(opened, at_path):
             message = "the folder is gone"
             raise _GoneError(errno.ENOENT, message)
 
@@ -390,7 +390,7 @@ class PosixDisk:
     def _is_same(descriptor: int, other: int) -> bool:
         try:
             return os.path.samestat(os.fstat(descriptor), os.fstat(other))
-        except OSError:  # of a drive that is gone
+        except OSError:  # the drive is gone
             return False
 
     def _make_root(self, path: Path) -> None:
@@ -426,7 +426,7 @@ class PosixDisk:
             if create:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(directory, 0o700, dir_fd=self._root)
-            # Even if it existed: the process that created it may have died before this flush.
+            # Even if it existed: its creator may have died before this flush.
             flush(self._root, self._ordering)
             opened = os.open(directory, OPEN_DIRECTORY, dir_fd=self._root)
             self._directories[directory] = opened
@@ -471,7 +471,7 @@ def _disk_errors(action: str, *, may_miss: bool = False, in_place: bool = False)
         try:
             raise refusal from error
         finally:
-            del refusal  # its traceback holds this frame: a cycle would keep what was to be saved
+            del refusal  # its traceback holds this frame: a cycle would keep the buffers alive
 
 
 def _mount_of(path: Path) -> Path:

@@ -54,7 +54,7 @@ class Scrubber:
             self._loop.start()
 
     async def stop(self) -> None:
-        """End; a block being read is read to its end."""
+        """Stop after the block that is being read."""
         if self._loop is not None:
             await self._loop.stop()
 
@@ -72,7 +72,7 @@ class Scrubber:
         done = await self._workers.run(lambda: self._blocks.scrub(budget_bytes))
         self._is_round_over = done.is_round_over
         if not done.blocks_count:
-            self._round_began_s = None  # nothing is stored yet: that was no round
+            self._round_began_s = None  # nothing is stored yet, so no round has run
             return SCRUB_IDLE_S
         self.scrubbed_bytes += done.file_bytes
         if done.damaged:

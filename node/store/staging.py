@@ -46,7 +46,7 @@ class Portion:
 
 
 def portions(places: Sequence[Place]) -> Iterator[Portion]:
-    """Cut `places` into portions, in order; each is good until the next is asked for."""
+    """Cut `places` into portions, in order; each is valid until the next is requested."""
     staging = staging_buffer()
     filled: list[tuple[Place, Place]] = []
     end = 0

@@ -46,7 +46,7 @@ class TombstoneStore:
         self._all = Tombstones()
         self._unwritten: dict[str, Tombstone] = {}  # in memory only, by agent
         self._disk.recover()
-        self._files: set[str] = set()  # of agents whose tombstone was written or read
+        self._files: set[str] = set()  # digests of agents whose tombstone was written or read
         for leaf in self._disk.list_names(_AGENTS):
             self._load(leaf)
         self._remove_old()
@@ -147,12 +147,12 @@ class TombstoneStore:
         self.announce([tombstone])
         with self._writing:
             with self._lock:
-                known = self._all.get(tombstone.agent) or tombstone
+                latest = self._all.get(tombstone.agent) or tombstone
                 is_owed = tombstone.agent in self._unwritten
             if is_owed:
-                self._write(known)
+                self._write(latest)
             self._write_rest()
-            return known
+            return latest
 
     def write_rest(self) -> bool:
         """Write the tombstones that are in memory only; return whether all are on disk now."""

@@ -41,7 +41,7 @@ class WarmStart:
             self._loop.start()
 
     async def stop(self) -> None:
-        """End; blocks being read are read to their end."""
+        """Stop after the blocks that are being read."""
         if self._loop is not None:
             await self._loop.stop()
 

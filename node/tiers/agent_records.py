@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 async def despite_losses(write: Callable[[], Awaitable[_T]]) -> _T:
-    """Write a record; retry if the drive loses one of its blocks during the write."""
+    """Run `write`, and repeat it if the drive loses one of the record's blocks meanwhile."""
     for _ in range(RECORD_WRITES_MAX - 1):
         with contextlib.suppress(BlocksLostError):
             return await write()

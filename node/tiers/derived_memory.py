@@ -14,7 +14,7 @@ from typing import Final
 from fabric.errors import FabricError
 from fabric.ids import TenantId
 from fabric.record.lenders import Lender
-from fabric.record.stored_part import without_edited
+from fabric.record.stored_part import truncate_before_edits
 from node.agents.agent import Agent
 from node.limits import RECORD_WRITE_POLLS_MAX
 from node.store.tombstones import TombstoneStore
@@ -54,9 +54,9 @@ class DerivedMemory:
     def _note(self, tenant: TenantId, lenders: Iterable[Lender], tokens: int) -> None:
         names = {lender.agent for lender in lenders}
         is_any = any(lender.is_any for lender in lenders)
-        for key, known in self.counts.items():
+        for key, count in self.counts.items():
             if key[0] == tenant and (is_any or key[1] in names):
-                self.counts[key] = DroppedMemory(known.agents + 1, known.tokens + tokens)
+                self.counts[key] = DroppedMemory(count.agents + 1, count.tokens + tokens)
 
     async def drop(self, tenant: TenantId | None = None) -> DroppedMemory:
         """Drop rows that came from erased agents; at the end, raise the first error of the disk."""
@@ -106,11 +106,11 @@ class DerivedMemory:
                 return 0
             agent.cache = None
             word, saved = agent.manifest, agent.saved
-            if saved is None:  # only memory had it
+            if saved is None:  # the record was in memory only
                 agent.was_evicted = True
                 table.remove(agent.key)
                 return word.tokens_count
-            kept = without_edited(saved)
+            kept = truncate_before_edits(saved)
             count = max(word.tokens_count, saved.tokens_count) - kept.tokens_count
             kept = replace(kept, epoch=word.epoch, owner=word.owner, state=word.state)
             await records.republish(agent, kept)

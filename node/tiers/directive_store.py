@@ -14,7 +14,7 @@ from fabric.control.directive_calls import (
     MemoryView,
     MessageView,
     ReadMemory,
-    viewed,
+    directive_view,
 )
 from fabric.control.node_calls import AgentView, Done, DropResident
 from fabric.control.replica_calls import DropReplica
@@ -34,7 +34,7 @@ from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
 from node.tiers.record_mending import RecordMending
 
-TURN_WAIT_S = 30.0  # for a running turn, which does not see a directive that arrives during it
+TURN_WAIT_S = 30.0  # for a running turn, which a new directive does not affect
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class DirectiveStore:
             if problem := directive.problem():
                 raise RejectedError(problem, code="invalid_message")
         async with self.erasing.revoking(), self._hold_agent(call.key) as agent:
-            wanted = await despite_losses(lambda: self._change_directives(agent, call))
-        return replace(agent.view(), directives=_views(agent.manifest, live(wanted)))
+            directives = await despite_losses(lambda: self._change_directives(agent, call))
+        return replace(agent.view(), directives=_views(agent.manifest, live(directives)))
 
     async def change_settings(self, call: ChangeSettings) -> AgentView:
         """Change an agent's settings; raises the same errors as `change_directives`."""
@@ -86,7 +86,7 @@ class DirectiveStore:
         if agent.effective_record.state is not OwnerState.REPLICA:
             message = "this node owns the agent: its disk may have the only copy"
             raise ConflictError(message, code="only_copy")
-        self.eviction.offers.withdraw_agent(call.key)  # of a finished move from here
+        self.eviction.offers.withdraw_agent(call.key)  # left from a finished move
         if not await self.eviction.evict([agent]):
             message = "the copy is in use; retry later"
             raise RetryLaterError(message, code="agent_busy")
@@ -100,10 +100,10 @@ class DirectiveStore:
     async def read_memory(self, call: ReadMemory) -> MemoryView:
         """List an agent's messages and directives; raises the errors of `OwnedAgents.require`."""
         record = self.owned.require(call.key).manifest
-        known = record.positions or MessagePositions(())
+        positions = record.positions or MessagePositions(())
         return MemoryView(
             record.tokens_count,
-            tuple(_message(record, number, m) for number, m in enumerate(known.messages)),
+            tuple(_message(record, number, m) for number, m in enumerate(positions.messages)),
             _views(record, live(record.directives)),
             _views(record, undone(record.directives)),
         )
@@ -120,36 +120,36 @@ class DirectiveStore:
 
     async def _change_directives(self, agent: Agent, call: DirectAgent) -> tuple[Directive, ...]:
         await self.mending.mend(agent)
-        known = agent.manifest.directives or ()
-        wanted = await self.records.workers.run(
+        before = agent.manifest.directives or ()
+        after = await self.records.workers.run(
             lambda: self._changed_directives(agent.manifest, call)
         )
-        if len(live(wanted)) > DIRECTIVES_MAX:
+        if len(live(after)) > DIRECTIVES_MAX:
             message = f"an agent may have at most {DIRECTIVES_MAX} directives: undo some"
             raise ConflictError(message, code="too_many_directives")
-        if texts_bytes(wanted) > max(DIRECTIVES_BYTES_MAX, texts_bytes(known)):
+        if texts_bytes(after) > max(DIRECTIVES_BYTES_MAX, texts_bytes(before)):
             message = (
                 f"an agent's directives may have {DIRECTIVES_BYTES_MAX} bytes of text: undo some"
             )
             raise ConflictError(message, code="too_many_directives")
-        if wanted != known:
-            # Branches may have what the directives drop.
-            record = replace(agent.manifest, directives=wanted or None, branches=None)
-            forgets = is_to_forget(d for d in live(wanted) if d not in known)
+        if after != before:
+            # Branches may contain text that the directives drop.
+            record = replace(agent.manifest, directives=after or None, branches=None)
+            forgets = is_to_forget(d for d in live(after) if d not in before)
             await self._publish(agent, record, revokes=forgets)
-        return wanted
+        return after
 
     async def _change_settings(self, agent: Agent, call: ChangeSettings) -> None:
         await self.mending.mend(agent)
-        known, record = agent.manifest.settings, agent.manifest
-        wanted = _changed_settings(known or AgentSettings(), call)
-        if wanted is not None and (problem := wanted.problem()):
+        before, record = agent.manifest.settings, agent.manifest
+        after = _changed_settings(before or AgentSettings(), call)
+        if after is not None and (problem := after.problem()):
             raise RejectedError(problem, code="invalid_message")
         if call.closes and record.pinned:  # closing an agent unpins it
             agent.manifest = record = replace(record, pinned=False)
-        if wanted != known or (agent.saved is not None and agent.saved.pinned != record.pinned):
-            hides = wanted is not None and wanted.is_private and not agent.manifest.is_private
-            await self._publish(agent, replace(record, settings=wanted), revokes=hides)
+        if after != before or (agent.saved is not None and agent.saved.pinned != record.pinned):
+            hides = after is not None and after.is_private and not agent.manifest.is_private
+            await self._publish(agent, replace(record, settings=after), revokes=hides)
 
     async def _publish(self, agent: Agent, record: Manifest, *, revokes: bool) -> None:
         """Store the changed record; with `revokes`, drop the rows that others borrowed from it."""
@@ -166,26 +166,26 @@ class DirectiveStore:
 
     def _changed_directives(self, record: Manifest, call: DirectAgent) -> tuple[Directive, ...]:
         """Return the directives after a call, with those that it undoes marked."""
-        known = record.directives or ()
-        gone = {d.operation for d in live(known)} if call.removes_all else {*call.removed}
-        kept = tuple(d for d in live(known) if d.operation not in gone)
+        before = record.directives or ()
+        removed = {d.operation for d in live(before)} if call.removes_all else {*call.removed}
+        kept = tuple(d for d in live(before) if d.operation not in removed)
         taken_back = tuple(
             replace(d, undone_s=call.now_s, replacement=None)
-            for d in live(known)
-            if d.operation in gone
+            for d in live(before)
+            if d.operation in removed
         )
-        # An undone directive is not added again by a repeated or late message.
-        here = {d.operation for d in (*kept, *undone(known))}
-        added = [d for d in call.added if d.operation not in here]
+        # A repeated or late call does not add an undone directive again.
+        known_operations = {d.operation for d in (*kept, *undone(before))}
+        added = [d for d in call.added if d.operation not in known_operations]
         salt = self.records.store.salt(record.tenant)
         placing = Spans(record, self.marks, salt)
         for directive in added:
             placing.check_known(directive)
-        spans = [span for span in call.spans if span.operation not in here]
+        spans = [span for span in call.spans if span.operation not in known_operations]
         if spans:
             record = replace(record, directives=(*kept, *added) or None)
             added += Spans(record, self.marks, salt).directives(spans)
-        past = undone((*undone(known), *taken_back))
+        past = undone((*undone(before), *taken_back))
         return (*past, *kept, *added)
 
 
@@ -212,7 +212,9 @@ def _views(record: Manifest, directives: Sequence[Directive]) -> tuple[Directive
         nth = counts.get(position.digest, 0)
         counts[position.digest] = nth + 1
         numbers[position.digest, nth] = number
-    return tuple(viewed(d, numbers.get((d.message_digest or b"", d.nth or 0))) for d in directives)
+    return tuple(
+        directive_view(d, numbers.get((d.message_digest or b"", d.nth or 0))) for d in directives
+    )
 
 
 def _message(record: Manifest, number: int, position: MessagePosition) -> MessageView:

@@ -196,9 +196,9 @@ class DiskBudget:
         self, wish: tuple[TenantId, int] | None = None, *, replicas_only: bool = False
     ) -> None:
         """Remove leases, folders, old states and agents until everything fits, `wish` included."""
-        tier = await self._swept(wish)
-        if tier.is_crowded(self._rules.ttl_s) and self._leases.let_go():
-            tier = await self._swept(wish)
+        tier = await self._survey_after_sweep(wish)
+        if tier.is_crowded(self._rules.ttl_s) and self._leases.release_all():
+            tier = await self._survey_after_sweep(wish)
         tier = await self._without_branches(tier, wish)
         if replicas_only:
             chosen = await self._choose_victims(tier.replicas_only())
@@ -234,7 +234,7 @@ class DiskBudget:
             return tier
         return await self._survey(wish)
 
-    async def _swept(self, wish: tuple[TenantId, int] | None) -> DiskTier:
+    async def _survey_after_sweep(self, wish: tuple[TenantId, int] | None) -> DiskTier:
         # Failed saves leave unreferenced blocks, and no record's publish sweeps them.
         with suppress(DiskError):
             await self._workers.run(self._store.blocks.sweep)

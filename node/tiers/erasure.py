@@ -75,7 +75,7 @@ class AgentRemoval:
         self.leases.forget_erased()
 
     async def remove(self, key: AgentKey, epoch: int) -> Removed:
-        """Remove an agent and its record; return what there was of it."""
+        """Remove an agent and its record; return what was removed."""
         records, table = self.records, self.records.table
         agent = table.get(key)
         if agent is None or agent.manifest.epoch > epoch:  # a newer agent of this name
@@ -131,23 +131,23 @@ class Erasing:
         self._health = health
         self._cluster_key = cluster_key
         self._operations: OrderedDict[Operation, asyncio.Task[EraseReceipt]] = OrderedDict()
-        self._failures = self._made_good = 0
+        self._failures = self._retried_failures = 0
         # A previous process may have crashed right after writing a tombstone.
         self._is_unsure = bool(erased.all)
 
     @property
     def is_owed(self) -> bool:
-        """Return whether this node must finish an erasure itself, as no caller will repeat it."""
+        """Return whether this node must finish an erasure itself, as no caller repeats it."""
         return self.has_failed or self._is_unsure
 
     def recheck_all(self) -> None:
-        """Check all tombstones again: a missing folder has come back."""
+        """Apply all tombstones again, since a missing folder has come back."""
         self._is_unsure = True
 
     @property
     def has_failed(self) -> bool:
         """Return whether the disk refused a part of an erasure that no retry has completed."""
-        return self._failures != self._made_good
+        return self._failures != self._retried_failures
 
     async def erase(self, call: EraseAgent) -> EraseReceipt:
         """Remove every byte of an agent; a repeated call gets the same receipt. Raise DiskError."""
@@ -155,7 +155,7 @@ class Erasing:
         task = self._operations.get(name)
         if task is None:
             # Before the first wait: a turn that starts during it would raise the epoch above
-            # the erasure's, which would then leave the agent.
+            # the erasure's, and the agent would stay.
             self._removal.derived.begin_count(call.key[0], self._erased.digest(*call.key))
             self._erased.announce([self._tombstone(call)])
             task = self._operations[name] = asyncio.create_task(self._erase(call))
@@ -165,7 +165,7 @@ class Erasing:
             return await asyncio.shield(task)
         finally:
             if task.done() and (task.cancelled() or task.exception()):
-                self._operations.pop(name, None)  # a repeat tries again
+                self._operations.pop(name, None)  # a repeated call retries it
 
     async def take(self, call: ShareErasures) -> KnownErasures:
         """Remove agents that were erased while this node was away; retry later what fails."""
@@ -244,11 +244,11 @@ class Erasing:
                 refused.append(error)
                 return otherwise
 
-        was_coming = await self._removal.forget_moves(key)
+        was_incoming = await self._removal.forget_moves(key)
         # Before the record: while the record exists, a restart knows the erasure is unfinished.
         quarantined = await part(lambda: store.erase_quarantined(key), otherwise=False)
         digest = self._erased.digest(*key)
-        others = await part(lambda: self._folders.erase(digest), otherwise=RemovedElsewhere())
+        other_models = await part(lambda: self._folders.erase(digest), otherwise=RemovedElsewhere())
         removed = await self._removal.remove(key, epoch)
         unknown = await part(lambda: store.erase_unknown(key), otherwise=0)
         await self._drop_derived(key[0], refused)
@@ -260,17 +260,17 @@ class Erasing:
         return EraseReceipt(
             self._health.name,
             existed=removed.was_here
-            or was_coming
+            or was_incoming
             or unknown > 0
             or quarantined
-            or others.records > 0,
+            or other_models.records > 0,
             blocks_removed=blocks.blocks_removed,
             bytes_removed=blocks.bytes_removed,
             blocks_kept_shared=blocks.blocks_kept_shared,
             bytes_kept_shared=blocks.bytes_kept_shared,
             record_removed=removed.had_record or unknown > 0,
             quarantined_removed=quarantined,
-            other_models=others,
+            other_models=other_models,
         )
 
     async def _drop_derived(self, tenant: TenantId | None, refused: list[Exception]) -> None:
@@ -292,8 +292,8 @@ class Erasing:
     async def _remove_all(self, *, is_sure: bool) -> int:
         """Remove all that tombstones name; return the number of agents. Raise DiskError.
 
-        What only may have been interrupted, at a process's start, takes no damaged file of the
-        living with it.
+        Unless `is_sure`, as after a start that may follow an interrupted erasure, quarantined files
+        are kept if they name no erased agent.
         """
         failures = self._failures
         try:
@@ -303,7 +303,7 @@ class Erasing:
             raise
         self._is_unsure = False
         if await self._workers.run(self._erased.write_rest):
-            self._made_good = failures  # failures since then are still to be repeated
+            self._retried_failures = failures  # later failures still need a retry
             self._health.owes_erasure = self.has_failed
         else:
             self._fail()
@@ -318,22 +318,22 @@ class Erasing:
         self._removal.forget_borrowed()
         refused = list[Exception]()
         for agent in self._table:
-            # Not only for the news: an earlier attempt may have failed half way.
+            # Also for known tombstones: an earlier attempt may have failed half-way.
             epoch = self._erased.floor(*agent.key)
             if agent.manifest.epoch <= epoch:
                 await self._removal.forget_moves(agent.key)
                 try:
                     count += (await self._removal.remove(agent.key, epoch)).was_here
                 except (FabricError, OSError) as error:
-                    refused.append(error)  # the other agents go all the same
+                    refused.append(error)  # continue with the other agents
         await self._drop_derived(None, refused)
         if refused:
             raise refused[0]
         count += await in_worker(store.erase_unknown)
         await in_worker(store.blocks.sweep)
         await in_worker(lambda: store.erase_all_quarantined(is_sure=is_sure or count > 0))
-        others = await in_worker(lambda: self._folders.erase(is_sure=is_sure))
-        return count + others.records
+        other_models = await in_worker(lambda: self._folders.erase(is_sure=is_sure))
+        return count + other_models.records
 
 
 def _reason(error: Exception) -> str:

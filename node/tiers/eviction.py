@@ -63,15 +63,15 @@ class Eviction:
         for agent in idle:
             await agent.turn_lock.acquire()  # at once, since it is free
         try:
-            gone = await self._remove_records(idle)
-            for agent in gone:
+            evicted = await self._remove_records(idle)
+            for agent in evicted:
                 agent.cache, agent.was_evicted = None, True
                 table.forget(agent)
         finally:
             for agent in idle:
                 agent.turn_lock.release()
         self.hot.note()
-        return len(gone)
+        return len(evicted)
 
     async def _remove_records(self, agents: Sequence[Agent]) -> Sequence[Agent]:
         """Remove the records together, or else one by one; list the agents without a record."""
@@ -83,26 +83,26 @@ class Eviction:
         try:
             await remove(agents)
         except DiskError as failure:
-            gone = []
+            removed = []
             for agent in agents:
                 with suppress(DiskError):
                     await remove([agent])
-                    gone.append(agent)
-            if not gone:
+                    removed.append(agent)
+            if not removed:
                 raise failure from None
-            return gone
+            return removed
         return agents
 
     async def drop_branches(self, agents: Sequence[Agent]) -> int:
         """Drop the superseded forms of idle agents; count these agents. Log a failing disk."""
         count, offered = 0, self.offers.agents()
         for agent in agents:
-            record, known = agent.saved, agent.manifest
+            record, current = agent.saved, agent.manifest
             if record is None or not record.branches or not agent.is_durable:
                 continue
             if is_active(agent, offered) or self.table.get(agent.key) is not agent:
                 continue
-            smaller = replace(known, branches=None, revision=known.revision + 1)
+            smaller = replace(current, branches=None, revision=current.revision + 1)
             try:
                 async with agent.turn_lock:
                     await self.workers.run(partial(self.store.publish, smaller, record))

@@ -31,36 +31,36 @@ class Flusher:
         self._unsaved = unsaved
         self._writers = writers
         self._hot = hot
-        self._one_pass = asyncio.Lock()
+        self._pass_lock = asyncio.Lock()
 
     async def flush(self) -> int:
         """Try to save every idle agent; return how many are still in memory only."""
-        async with self._one_pass:
-            saved = await self._pass()
-        left, limit_bytes = len(self._unsaved.agents()), self._hot.limit_bytes
-        if saved:
-            _log.info("saved %d agents that were in memory only", saved)
+        async with self._pass_lock:
+            saved_count = await self._pass()
+        unsaved_count, limit_bytes = len(self._unsaved.agents()), self._hot.limit_bytes
+        if saved_count:
+            _log.info("saved %d agents that were in memory only", saved_count)
             self._unsaved.note_success()
-        if left and self._table.hot_bytes > limit_bytes:
-            self._table.shed(limit_bytes)
+        if unsaved_count and self._table.hot_bytes > limit_bytes:
+            self._table.drop_unsaved(limit_bytes)
             self._hot.note()
-        return left
+        return unsaved_count
 
     async def _pass(self) -> int:
-        failures = saved = 0
+        failures = saved_count = 0
         for agent in self._unsaved.agents():
             if agent.is_busy:
-                continue  # its turn saves it
+                continue  # its turn will save it
             failure = await self._save(agent)
             if failure is None:
-                saved += 1
-                # At once: the others may take long, and turns that started since need its room.
+                saved_count += 1
+                # At once: the other saves may take long, and newer turns need the memory.
                 self._hot.drop_resident(self._hot.room_bytes)
-            # The disk's fault is everybody's; another agent's, or its tenant's, is not.
+            # A disk error affects all agents; an error of one agent or its tenant does not.
             failures += isinstance(failure, DiskError) and not isinstance(failure, NoRoomError)
             if failures == FLUSH_FAILURES_MAX:
                 break
-        return saved
+        return saved_count
 
     async def _save(self, agent: Agent) -> Exception | None:
         """Try to save an agent; return why that failed."""

@@ -24,7 +24,7 @@ class Unsaved:
     def __init__(self, table: AgentTable, health: Health) -> None:
         self._table = table
         self._health = health
-        self.save_requested = asyncio.Event()  # the agents are to be saved now
+        self.save_requested = asyncio.Event()  # set to save the agents now
         self.failed_count = 0  # saves that the disk refused
         self._reported: dict[AgentKey, str] = {}  # why each agent could not be saved
 
@@ -35,7 +35,7 @@ class Unsaved:
 
     @on_its_loop
     def hurry(self) -> None:
-        """Save what waits now, because its memory is wanted."""
+        """Save the waiting agents now, because their memory is needed."""
         if self.agents():
             self.save_requested.set()
 
@@ -43,7 +43,7 @@ class Unsaved:
     def note_failure(self, agent: Agent, error: Exception, *, is_repeated: bool = False) -> None:
         """Note that an agent is in memory only, and report it in the node's health.
 
-        What repeats for the same reason, perhaps every second, is not reported again.
+        A repeated failure with the same reason, perhaps every second, is not reported again.
         """
         agent.is_durable = False
         self.failed_count += 1
@@ -58,11 +58,11 @@ class Unsaved:
             self._reported.clear()
         self._reported[agent.key] = str(error)
         if isinstance(error, DiskError) and error.is_gone:
-            self.save_requested.set()  # the folder may be made again at once
+            self.save_requested.set()  # the folder may be recreated at once
 
     @on_its_loop
     def note_success(self) -> None:
-        """Note that the disk takes agents; those that wait are tried at once."""
+        """Note that the disk accepts agents; retry the waiting ones at once."""
         if self.agents():
             self.save_requested.set()
         else:
@@ -123,7 +123,7 @@ class HotTier:
 
     @on_its_loop
     def make_room(self, size_bytes: int) -> None:
-        """Free idle agents' caches until `size_bytes` more are free, if there are that many."""
+        """Free idle agents' caches until `size_bytes` more are free, as far as possible."""
         before_bytes = self._engine.budget.idle_bytes
         wanted_bytes = self._table.hot_bytes - size_bytes
         self._table.drop_resident(wanted_bytes)
@@ -135,6 +135,6 @@ class HotTier:
 
     def _report(self, before_bytes: int) -> None:
         self.note()
-        # If nothing was freed, waking the engine would only make it ask again.
+        # If nothing was freed, waking the engine would only repeat its request.
         if self._engine.budget.idle_bytes < before_bytes:
             self._engine.wake()

@@ -56,8 +56,8 @@ class MemoryPressure:
         self._engine = engine
         self._hot = hot
         self._clock = clock
-        self._pressed_s = -math.inf  # when there was pressure last
-        self._shrunk_s = -math.inf  # when the budget shrank last
+        self._pressed_s = -math.inf  # time of the last pressure
+        self._shrunk_s = -math.inf  # time of the last shrink
         self.level = Pressure.NORMAL
         self._loop = BackgroundLoop("watching the machine's memory", self.step, note_failed_round)
 

@@ -123,10 +123,10 @@ class ErasedFolders:
 
     def _has_any(self, folder: Path, only: str | None, *, is_sure: bool) -> bool:
         """Return whether a folder may hold erased files, by its file names alone."""
-        damaged, records = _leaves(folder / QUARANTINE), _leaves(folder / RECORDS)
+        damaged, records = _list_leaves(folder / QUARANTINE), _list_leaves(folder / RECORDS)
         if damaged and (is_sure or any(self._is_named(leaf, only) for leaf in damaged)):
             return True
-        if any(leaf.startswith(TEMPORARY) for leaf in [*records, *_leaves(folder / BLOCKS)]):
+        if any(leaf.startswith(TEMPORARY) for leaf in [*records, *_list_leaves(folder / BLOCKS)]):
             return True
         return any(self._is_named(leaf, only) for leaf in records)
 
@@ -140,12 +140,12 @@ class ErasedFolders:
         for leaf in disk.list_names(RECORDS):
             if self._is_named(leaf, only):
                 record = _read(disk, leaf)
-                # One that cannot be read may be the erased one.
+                # An unreadable record may be the erased one.
                 if record is None or record.epoch <= self._epoch_of(leaf.partition(".")[0]):
                     due.append(leaf)
-        gone = [f"{RECORDS}/{leaf}" for leaf in due] + [f"{QUARANTINE}/{leaf}" for leaf in damaged]
-        if gone:
-            disk.remove_all(gone)
+        paths = [f"{RECORDS}/{leaf}" for leaf in due] + [f"{QUARANTINE}/{leaf}" for leaf in damaged]
+        if paths:
+            disk.remove_all(paths)
         size_bytes, blocks = _remove_unneeded(disk) if due else (0, 0)
         return RemovedElsewhere(
             records=len(due) + sum(self._is_named(leaf, only) for leaf in damaged),
@@ -155,7 +155,7 @@ class ErasedFolders:
 
 
 def _remove_unneeded(disk: PosixDisk) -> tuple[int, int]:
-    """Remove the blocks that no readable record refers to, as recovery does; return how much."""
+    """Remove blocks that no readable record refers to, as recovery does; return bytes and count."""
     needed: set[str] = set()
     for leaf in disk.list_names(RECORDS):
         record = _read(disk, leaf)
@@ -180,7 +180,7 @@ def _read(disk: PosixDisk, leaf: str) -> Manifest | None:
         return None
 
 
-def _leaves(folder: Path) -> Collection[str]:
+def _list_leaves(folder: Path) -> Collection[str]:
     try:
         return os.listdir(folder)  # noqa: PTH208 - names, not paths
     except FileNotFoundError:

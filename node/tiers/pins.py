@@ -13,7 +13,7 @@ from node.agents.owned import OwnedAgents
 from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.record_mending import RecordMending
 
-PIN_WAIT_S = 2.0  # for a running turn; a longer turn saves the pin itself at its end
+PIN_WAIT_S = 2.0  # for a running turn; a longer turn saves the pin at its end
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Pinning:
             await self.pins.persist(agent)
         finally:
             agent.turn_lock.release()
-        await self.weigh()  # a new pin may displace others
+        await self.weigh()  # a new pin may displace other pins
         return agent.view()
 
 

@@ -44,16 +44,16 @@ class Prefetches:
         self._hot = hot
         self._health = health
         self._loadings: dict[Loading, None] = {}
-        self._guesses: set[Loading] = set()  # of those, what no client has named
+        self._guesses: set[Loading] = set()  # speculative loads, which no client has requested
         hot.count(self)
 
     @property
     def size_bytes(self) -> int:
-        """Idle memory: none, as a load has reserved what it fills."""
+        """Zero idle memory, since a load has reserved the memory that it fills."""
         return 0
 
     def clear(self) -> None:
-        """Cancel guesses, as a turn lacks memory."""
+        """Cancel speculative loads, since a turn lacks memory."""
         for loading in self._guesses:
             loading.cancel.set()
 
@@ -66,7 +66,7 @@ class Prefetches:
         agent = self._owned.require(call.key, call.epoch)
         if agent.loading is None and agent.cache is None and not agent.is_busy:
             if call.is_guess and self._engine.unplaced_count:
-                message = "turns wait for this node: nothing is loaded on a guess"
+                message = "turns wait for this node, so it loads no agent speculatively"
                 raise OverloadedError(message, code="turns_wait")
             self._begin(agent)
             if call.is_guess and agent.loading is not None:
@@ -78,11 +78,11 @@ class Prefetches:
     async def join(self, agent: Agent) -> None:
         """Wait for a load in progress, whose cache the calling turn needs."""
         if agent.loading is not None:
-            self._guesses.discard(agent.loading)  # the turn wants it now
+            self._guesses.discard(agent.loading)  # a turn needs it now
             await asyncio.wait([agent.loading.task])
 
     async def stop(self, agent: Agent) -> None:
-        """Cancel a running load, and wait until it holds nothing."""
+        """Cancel a running load, and wait until it has released its memory."""
         if agent.loading is not None:
             agent.loading.cancel.set()
             await asyncio.wait([agent.loading.task])
@@ -109,13 +109,13 @@ class Prefetches:
         reservation = self._reserve(record)
         cancel = threading.Event()
         task = asyncio.create_task(self._run(agent, record, reservation, cancel))
-        # A waiting caller gets the error; retrieve it in case none waits any more.
+        # A waiting caller gets the error; retrieve it in case no caller waits any more.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         agent.loading = Loading(task, cancel)
         self._loadings[agent.loading] = None
 
     def _reserve(self, record: Manifest) -> Reservation:
-        """Reserve memory, freeing less valuable idle caches; never one of a running turn."""
+        """Reserve memory, freeing less valuable idle caches but none of a running turn."""
         size_bytes = self._store.spec.resident_bytes(record.tokens_count + ROOM_TOKENS)
         budget = self._engine.budget
         self._hot.drop_resident(self._hot.room_bytes - size_bytes)
@@ -133,7 +133,7 @@ class Prefetches:
         cancel: threading.Event,
     ) -> None:
         refs, blocks = record.refs, self._store.blocks
-        blocks.hold(refs)  # reading finds out which are missing
+        blocks.hold(refs)  # missing blocks show up when they are read
         try:
             cache = await self._load(record, cancel)
             if cache is not None:
@@ -149,12 +149,12 @@ class Prefetches:
             blocks.release(refs)
             await self._workers.run(self._store.sweep)
         if cache is None:
-            why = "was cancelled" if cancel.is_set() else "met blocks that are lost"
+            why = "was cancelled" if cancel.is_set() else "found blocks that are lost"
             message = f"the prefetch {why}"
             raise ConflictError(message, code="cancelled" if cancel.is_set() else "blocks_missing")
 
     async def _load(self, record: Manifest, cancel: threading.Event) -> ResidentCache | None:
-        """Read all of a record; return None if some blocks are lost or it was cancelled."""
+        """Read a whole record; return None if blocks are lost or the load was cancelled."""
         count, ids = record.tokens_count, list(record.token_ids)
         engine, room_tokens = self._engine, count + ROOM_TOKENS
         cache = await engine.between_steps(lambda: engine.engine.new_cache(room_tokens))
@@ -170,7 +170,7 @@ class Prefetches:
         return cache
 
     def _install(self, agent: Agent, record: Manifest, cache: ResidentCache) -> None:
-        """Install the cache unless the agent has changed or gone since."""
+        """Install the cache unless the agent has changed or been removed since."""
         table = self._owned.table
         is_same = table.get(agent.key) is agent and agent.cache is None and agent.is_durable
         owned = agent.effective_record.state is OwnerState.OWNED

@@ -13,7 +13,7 @@ from node.agents.agent import Agent
 from node.tiers.agent_records import AgentRecords, despite_losses
 from node.tiers.record_writer import RecordWriters
 
-MEND_WAIT_S = 8.0  # for a turn that holds the agent
+MEND_WAIT_S = 8.0  # wait for a turn that holds the agent
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class RecordMending:
     records: AgentRecords
     writers: RecordWriters
 
-    async def whole(self, agent: Agent, *, verify: bool = False) -> None:
+    async def repair(self, agent: Agent, *, verify: bool = False) -> None:
         """Repair the agent's record if it lost blocks; with `verify`, read all blocks to find out.
 
         Raises DiskError, or RetryLaterError if a turn of the agent does not end in time.
@@ -49,7 +49,7 @@ class RecordMending:
     async def _mend(self, agent: Agent, *, may_truncate: bool) -> bool:
         saved, cache, record = agent.saved, agent.cache, agent.manifest
         if saved is None or not agent.is_durable:
-            return True  # the next save checks its blocks itself
+            return True  # the next save checks its blocks
         lost = await self.records.missing(saved)
         if not lost:
             return True

@@ -56,15 +56,15 @@ class RecordWriters:
         layout: Layout,
         cached: int,
     ) -> "RecordWriter":
-        """Return a writer of a cache whose first `cached` tokens `layout` has, where stored."""
+        """Return a writer of a cache whose first `cached` tokens are those of `layout`."""
         return RecordWriter(self, agent, cache, layout, cached)
 
     def of_idle(self, agent: Agent, cache: ResidentCache) -> "RecordWriter":
         """Return a writer of an idle agent's cache."""
-        stored, layout = agent.stored_tokens, agent.layout
+        count, layout = agent.stored_tokens, agent.layout
         if layout is None and agent.saved is not None:
-            layout = self.store.layout_to_read(agent.saved).cut(stored).as_it_is()
-        return self.of(agent, cache, layout or EMPTY_LAYOUT, stored)
+            layout = self.store.layout_to_read(agent.saved).cut(count).without_needless_head()
+        return self.of(agent, cache, layout or EMPTY_LAYOUT, count)
 
 
 def _keep_record(record: Manifest) -> Manifest:
@@ -90,9 +90,9 @@ class RecordWriter:
         self._cache = cache
         self._cached = cached
         self._begun = layout
-        self.layout = layout if layout.head_tokens else None  # of an edited cache
+        self.layout = layout if layout.head_tokens else None  # layout of an edited cache
         self.head: NamedHead | None = None
-        self._lost: set[BlockRef] = set()  # blocks of the layout that were not there
+        self._lost: set[BlockRef] = set()  # blocks of the layout that are not stored
         self._restored = {ref.block_hash: ref for ref in layout.blocks_after_head}
         self._kept_states = {p.end: p.block for p in layout.states if p.end <= cached}
         self._states: dict[int, BlockRef] = {}
@@ -101,15 +101,15 @@ class RecordWriter:
         self._room = parts.budget.room(agent.manifest.tenant)
         self.spans = agent.chain()
 
-    async def computed(self, work: Callable[[], T]) -> T:
+    async def compute(self, work: Callable[[], T]) -> T:
         """Run `work` on the engine thread; raise EngineFailedError if the cache may be wrong.
 
-        That is so from the first error of the device since this writer was made.
+        The cache may be wrong from the first device error after this writer was created.
         """
-        return await self._engine.computed(work, self._failures_count)
+        return await self._engine.compute(work, self._failures_count)
 
     def abandon(self) -> None:
-        """Give up: no record will refer to the stored blocks."""
+        """Give up the stored blocks, to which no record will refer."""
         self._store.blocks.abandon(self._saved.values())
         self._release()
 
@@ -127,11 +127,11 @@ class RecordWriter:
     async def name(self, ids: Sequence[int], same_tokens: int) -> tuple[BlockSpan, ...]:
         """Name the blocks of `ids`, which begin with `same_tokens` of those named before."""
         if not self._held:
-            # Other agents may be evicted before the commit, but not the blocks that both share;
-            # this agent's own record keeps its blocks.
-            own = {id(ref) for ref in self._agent.saved.refs} if self._agent.saved else set()
+            # Other agents may be evicted before the commit, but not the blocks that they share
+            # with this cache; this agent's own record keeps its blocks.
+            own_refs = {id(ref) for ref in self._agent.saved.refs} if self._agent.saved else set()
             needed = dict.fromkeys(self._begun.refs)
-            self._held = [ref for ref in needed if id(ref) not in own]
+            self._held = [ref for ref in needed if id(ref) not in own_refs]
             self._store.blocks.hold(self._held)
         self.head, self.spans = await self._workers.run(lambda: self._name_spans(ids, same_tokens))
         return (*(self.head.spans if self.head is not None else ()), *self.spans)
@@ -143,47 +143,47 @@ class RecordWriter:
         if self.layout is None:
             return None, store.spans(tenant, ids, known, same_tokens)
         layout = self.layout.cut(len(ids))
-        # Memory has the rows of lost blocks: once lost, a block is this writer's to store again.
+        # Memory holds the rows of lost blocks, so this writer stores these blocks again.
         self._lost |= set(store.blocks.missing(layout.refs))
-        layout = layout.losing(self._lost, self._cache.window_base)
+        layout = layout.with_lost_blocks(self._lost, self._cache.window_base)
         head = store.name_head(tenant, ids, layout)
         return head, store.spans(tenant, ids, known, same_tokens, head.lineage)
 
-    def stored(self, span: BlockSpan) -> BlockRef | None:
-        """Return the stored block with this span's very bytes, if there is one."""
-        return self.stored_all([span])[0]
+    def find_stored(self, span: BlockSpan) -> BlockRef | None:
+        """Return the stored block that has this span's exact bytes, if any."""
+        return self.find_all_stored([span])[0]
 
-    def stored_all(self, spans: Sequence[BlockSpan]) -> list[BlockRef | None]:
-        """Return the stored block of each span, where there is one; asks the store once."""
+    def find_all_stored(self, spans: Sequence[BlockSpan]) -> list[BlockRef | None]:
+        """Return the stored block of each span, or None, with one look-up in the store."""
         refs = [self._known_block(span) for span in spans]
-        gone = self._store.blocks.missing(ref for ref in refs if ref is not None)
-        return [None if ref in gone else ref for ref in refs] if gone else refs
+        missing = self._store.blocks.missing(ref for ref in refs if ref is not None)
+        return [None if ref in missing else ref for ref in refs] if missing else refs
 
     def _known_block(self, span: BlockSpan) -> BlockRef | None:
-        known = self._saved.get(span.block_hash)
-        if known is None and span.end <= self._cached:
-            # Only then are the cache's bytes those of the block, and not a recomputation.
-            known = self._restored.get(span.block_hash)
-        return known
+        ref = self._saved.get(span.block_hash)
+        if ref is None and span.end <= self._cached:
+            # Only these tokens have the block's bytes in the cache; later ones were recomputed.
+            ref = self._restored.get(span.block_hash)
+        return ref
 
     async def save(self, span: BlockSpan, ids: Sequence[int]) -> BlockRef:
         """Store one block of the cache, unless it is stored already."""
-        known = self.stored(span)
-        if known is not None:
-            return known
+        ref = self.find_stored(span)
+        if ref is not None:
+            return ref
         cache = self._cache
 
         def gather() -> memoryview:
             cache.settle()
             return cache.gather(span.start, span.end, span.group)
 
-        return await self._put(span, ids, await self.computed(gather))
+        return await self._put(span, ids, await self.compute(gather))
 
     async def save_beginning(self, ids: Sequence[int], end: int) -> list[NamedBlock]:
         """Store the blocks of the first `end` tokens, many at a time; return their full layers'.
 
-        The last one is shortened if the cache does not hold all of it yet. It holds the others,
-        unless windows slid on: those were kept, and so were recurrent states.
+        The last block is shortened if the cache does not hold all of it yet. Windows that slid out
+        of the cache were copied out, and so were recurrent states.
         """
         await self.save_passing(ids)
         count, tenant = self._cache.tokens_count, self._agent.manifest.tenant
@@ -191,20 +191,20 @@ class RecordWriter:
         if (spans[-1].end if spans else 0) < end:
             cut = partial(self._store.span_ending, tenant, ids, self.spans, end)
             spans.append(await self._workers.run(cut))
-        wanted = spans
+        all_spans = spans
         if CacheGroup.WINDOW in self._store.spec.groups:
             salt = self._store.salt(tenant)
-            wanted = [*spans, *(span.in_group(salt, CacheGroup.WINDOW) for span in spans)]
-        known = zip(wanted, self.stored_all(wanted), strict=True)
-        unsaved = deque(span for span, ref in known if ref is None)
+            all_spans = [*spans, *(span.in_group(salt, CacheGroup.WINDOW) for span in spans)]
+        pairs = zip(all_spans, self.find_all_stored(all_spans), strict=True)
+        unsaved = deque(span for span, ref in pairs if ref is None)
         while unsaved:
             await self._save_some(unsaved, ids)
         await self.save_passing(ids)
-        named = zip(spans, self.stored_all(spans), strict=True)
+        named = zip(spans, self.find_all_stored(spans), strict=True)
         return [(span, ref) for span, ref in named if ref is not None]
 
     async def _save_some(self, unsaved: deque[BlockSpan], ids: Sequence[int]) -> None:
-        """Store the first blocks of `unsaved`, as many as are copied out at once."""
+        """Store as many of the first blocks of `unsaved` as are copied out at once."""
         spec, cache, size_bytes = self._store.spec, self._cache, 0
         batch: list[BlockSpan] = []
         while unsaved and (not batch or size_bytes < HEAD_BYTES_MAX):
@@ -214,14 +214,14 @@ class RecordWriter:
         def gather() -> list[tuple[BlockSpan, memoryview]]:
             cache.settle()
             held_from = {CacheGroup.FULL: 0, CacheGroup.WINDOW: cache.window_base}
-            held = [span for span in batch if span.start >= held_from[span.group]]
-            return [(span, cache.gather(span.start, span.end, span.group)) for span in held]
+            held_spans = [span for span in batch if span.start >= held_from[span.group]]
+            return [(span, cache.gather(span.start, span.end, span.group)) for span in held_spans]
 
-        for span, kv in await self.computed(gather):
+        for span, kv in await self.compute(gather):
             await self._put(span, ids, kv)
 
     async def save_passing(self, ids: Sequence[int]) -> None:
-        """Save parts that the cache drops: blocks that slid out of windows, and states."""
+        """Save the parts that the cache drops: blocks that slid out of windows, and states."""
         if not self.spans and self.head is None:
             return
         salt, slid = self._store.salt(self._agent.manifest.tenant), self._cache.slid
@@ -252,7 +252,7 @@ class RecordWriter:
         return ref
 
     async def _make_room(self, size_bytes: int) -> None:
-        """Reserve bytes on the disk; rather than others' caches, the agent's branches go."""
+        """Reserve bytes on the disk; drop the agent's branches before evicting other agents."""
         saved = self._agent.saved
         if saved is not None and saved.branches:
             if await self._room.add_free(size_bytes):
@@ -273,7 +273,7 @@ class RecordWriter:
     async def _save_state(self, ids: Sequence[int], end: int) -> None:
         cache, tenant, spans = self._cache, self._agent.manifest.tenant, self.spans
         span = await self._workers.run(lambda: self._store.state_span(tenant, ids, spans, end))
-        kv = await self.computed(lambda: cache.gather_snapshot(end))
+        kv = await self.compute(lambda: cache.gather_snapshot(end))
         await self._put(span, ids, kv)
         cache.snapshots.pop(end, None)
         self._states[end] = self._saved[span.block_hash]
@@ -291,9 +291,9 @@ class RecordWriter:
         if self.layout is not None and count < self.layout.head_tokens:
             return PieceTable(), None
         await self.name(ids, same_tokens)
-        whole = list(self.head.spans if self.head is not None else ())
-        whole += [span for span in self.spans if span.is_full and span.end <= count]
-        return self._pieces([await self.save(span, ids) for span in whole], ids)
+        spans = list(self.head.spans if self.head is not None else ())
+        spans += [span for span in self.spans if span.is_full and span.end <= count]
+        return self._pieces([await self.save(span, ids) for span in spans], ids)
 
     def _pieces(
         self, refs: Sequence[BlockRef], ids: Sequence[int]
@@ -321,8 +321,8 @@ class RecordWriter:
         ids = manifest.token_ids
         try:
             spans = await self.name(ids, same_tokens)
-            known = zip(spans, self.stored_all(spans), strict=True)
-            refs = [ref or await self.save(span, ids) for span, ref in known]
+            pairs = zip(spans, self.find_all_stored(spans), strict=True)
+            refs = [ref or await self.save(span, ids) for span, ref in pairs]
             windows = await self._publish_windows(spans, ids)
             states = await self._publish_states(ids, manifest.provenance.marks)
             pieces, edited = self._pieces(refs, ids)
@@ -337,7 +337,7 @@ class RecordWriter:
             raise
         manifest = self._with_branches(manifest, is_superseding=is_superseding)
         previous = self._agent.saved
-        # From here the record's references, or their release, account for these blocks.
+        # From here on, these blocks are accounted for by the record's references.
         needed = set(manifest.refs)
         self._store.blocks.abandon(set(self._saved.values()) - needed)
         self._hold_only(needed)
@@ -348,7 +348,7 @@ class RecordWriter:
         return manifest
 
     def _with_branches(self, manifest: Manifest, *, is_superseding: bool) -> Manifest:
-        """Return the record with the branches that it leaves, of what is stored now."""
+        """Return the record with its branches, as far as their blocks are stored."""
         previous, missing = self._agent.saved, self._store.blocks.missing
         branches = branches_after(previous, manifest, missing, is_superseded=is_superseding)
         return replace(manifest, branches=branches)
@@ -356,14 +356,14 @@ class RecordWriter:
     async def _publish_windows(
         self, spans: Sequence[BlockSpan], ids: Sequence[int]
     ) -> tuple[Placed, ...]:
-        """List the window layers' blocks, without those that were not kept."""
+        """Save and list the window layers' blocks that were kept."""
         if CacheGroup.WINDOW not in self._store.spec.groups:
             return ()
         await self.save_passing(ids)
         salt = self._store.salt(self._agent.manifest.tenant)
         spans = [whole.in_group(salt, CacheGroup.WINDOW) for whole in spans]
         places = [Placed(ref, end) for end, ref in self.head.windows] if self.head else []
-        for span, known in zip(spans, self.stored_all(spans), strict=True):
+        for span, known in zip(spans, self.find_all_stored(spans), strict=True):
             ref = known
             if ref is None and span.start >= self._cache.window_base:
                 ref = await self.save(span, ids)
@@ -372,12 +372,12 @@ class RecordWriter:
         return tuple(sorted(places, key=lambda place: place.end))
 
     async def _publish_states(self, ids: Sequence[int], marks: PromptMarks) -> tuple[Placed, ...]:
-        """Save the state of now, and list it with the earlier ones that still hold."""
+        """Save the current state; list it with the earlier ones that are still stored."""
         if CacheGroup.STATE not in self._store.spec.groups:
             return ()
-        await self.computed(self._cache.take_snapshot)
+        await self.compute(self._cache.take_snapshot)
         await self.save_passing(ids)
         has = self._store.blocks.has
-        kept = {end: ref for end, ref in self._kept_states.items() if has(ref)}
-        kept |= self._states
-        return kept_states([Placed(ref, end) for end, ref in sorted(kept.items())], marks)
+        states = {end: ref for end, ref in self._kept_states.items() if has(ref)}
+        states |= self._states
+        return kept_states([Placed(ref, end) for end, ref in sorted(states.items())], marks)

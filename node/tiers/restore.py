@@ -80,12 +80,11 @@ def load_layout(
     cancel: threading.Event | None = None,
     fills_holes: bool = False,
 ) -> Layout:
-    """Read a layout's blocks into an unused `cache`; return the part that the cache then holds.
+    """Read a layout's blocks into an unused `cache`; return the part that it then holds.
 
-    `ids` are the tokens that the layout claims to hold. Parts of the first `loaded_tokens` are in
-    the cache already. After `cancel` is set nothing more is read, and nothing is held. A caller
-    that `fills_holes` keeps what follows a lost block of the edited head; for others the layout
-    ends there.
+    `ids` are the layout's tokens. Parts of the first `loaded_tokens` are in the cache already.
+    Once `cancel` is set, no more blocks are read, and the cache holds nothing. With `fills_holes`,
+    the parts after a lost block of the edited head are kept; otherwise the layout ends there.
     """
     restore = _Restore(store, tenant, ids, cache, cancel, fills_holes=fills_holes)
     return restore.run(layout, loaded_tokens)
@@ -101,12 +100,12 @@ def load_parts(
     *,
     cancel: threading.Event | None = None,
 ) -> Layout:
-    """Read the full layers of a layout only, into a cache that nothing can run on yet."""
+    """Read only a layout's full layers, into a cache that is not usable yet."""
     return _Restore(store, tenant, ids, cache, cancel).load_parts(layout, loaded_tokens)
 
 
 class _Restore:
-    """One restore of a layout, and of less of it after each block that fails."""
+    """One restore of a layout, which is shortened after each block that fails."""
 
     def __init__(
         self,
@@ -124,24 +123,24 @@ class _Restore:
         self._cache = cache
         self._cancel = cancel
         self._fills_holes = fills_holes
-        self._is_damaged = False  # a block was found to be
-        self._is_verified = False  # all others were read again because of that
+        self._is_damaged = False  # a damaged block was found
+        self._is_verified = False  # all other blocks were then read again
 
     def run(self, layout: Layout, loaded_tokens: int) -> Layout:
         good = self._restorable(self.load_parts(layout, loaded_tokens))
         while not self._is_cancelled:
-            lost = self._load_windows(good) or self._load_state(good)
-            if lost is None:
+            lost_block = self._load_windows(good) or self._load_state(good)
+            if lost_block is None:
                 break
             self._verify_if_damaged(good)
-            good = self._restorable(good.losing({lost}))
+            good = self._restorable(good.with_lost_blocks({lost_block}))
         if self._is_cancelled:
             good = self._restorable(good.cut(0))
         if not good.parts:  # a failed restore may have left windows and states of a later token
             self._cache.place_windows(0)
             self._cache.clear_states()
-        held = good.arrangement
-        self._cache.hold(held.tokens_count, held.ahead, held.shifts, good.grid)
+        arrangement = good.arrangement
+        self._cache.hold(arrangement.tokens_count, arrangement.ahead, arrangement.shifts, good.grid)
         return good
 
     def load_parts(self, layout: Layout, loaded_tokens: int) -> Layout:
@@ -173,7 +172,7 @@ class _Restore:
 
     def _restorable(self, layout: Layout) -> Layout:
         layout = self._store.restorable(layout)
-        return layout.as_it_is() if self._fills_holes else layout
+        return layout.without_needless_head() if self._fills_holes else layout
 
     def _load_windows(self, layout: Layout) -> BlockRef | None:
         """Read the windows before each token that is computed next; return the first lost block."""
@@ -183,7 +182,7 @@ class _Restore:
                 first, last = max(start, part_start), min(end, part_end)
                 if first >= last or not isinstance(part, Held):
                     continue
-                assert part.window is not None, "it is stored, or nothing after it is kept"
+                assert part.window is not None, "a kept part has its window stored"
                 views = [row[:, first - start : last - start] for row in rows]
                 row = part.piece.start + first - part_start
                 reads.append(_BlockRead(part.window, part.origin, CacheGroup.WINDOW, row, views))
@@ -210,7 +209,7 @@ class _Restore:
         return reads[count].block
 
     def _read(self, read: "_BlockRead") -> None:
-        """Read one block; raise UnreadBlockError unless it is good and the one that is wanted."""
+        """Read one block; raise UnreadBlockError unless it is sound and the expected one."""
         block, origin = read.block, read.origin
         if self._is_cancelled or not self._store.is_named(self._tenant, block, origin, read.group):
             raise UnreadBlockError
@@ -230,8 +229,8 @@ class _Restore:
     def _verify_if_damaged(self, layout: Layout) -> None:
         """Check all blocks of the layout once, after the first that is damaged.
 
-        What damaged one may have damaged more. Found now, all of it is computed and saved again by
-        this turn; found later, each would cost a turn of its own.
+        The cause may have damaged other blocks. If found now, this turn recomputes and saves all of
+        them; if found later, each of them would cost another turn.
         """
         if self._is_damaged and not self._is_verified:
             self._is_verified = True
@@ -244,7 +243,7 @@ class _Restore:
 
 @dataclass(frozen=True, slots=True)
 class _BlockRead:
-    """One block to read, and where its rows from `first_row` on go, in file order."""
+    """One block to read, and the destinations of its rows from `first_row` on, in file order."""
 
     block: BlockRef
     origin: Origin
@@ -259,7 +258,7 @@ class _BlockRead:
         return not is_state and any(p.shape[1] != self.block.tokens_count for p in self.places)
 
     def buffer(self) -> list[Place]:
-        """Return room for the whole block, outside the cache."""
+        """Return a buffer for the whole block, outside the cache."""
         shapes = [(p.shape[0], self.block.tokens_count, p.shape[2]) for p in self.places]
         sizes = [heads * count * width for heads, count, width in shapes]
         room = np.empty(sum(sizes), np.uint8)

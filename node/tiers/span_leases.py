@@ -18,12 +18,12 @@ from node.runtime.one_loop import on_its_loop
 from node.store.block_store import BlockStore
 from node.store.tombstones import TombstoneStore
 
-_Name = tuple[AgentKey, BlockRef]  # the lender, and the last of its blocks
+_Name = tuple[AgentKey, BlockRef]  # the lender, and the prefix's last block
 
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
-    record: Manifest  # of the prefix, under its lender's name and epoch
+    record: Manifest  # the prefix's record, under its lender's name and epoch
     refs: tuple[BlockRef, ...]
     until_s: float
 
@@ -39,20 +39,20 @@ class SpanLeases:
         self._blocks = blocks
         self._erased = erased
         self._leases: dict[_Name, _Lease] = {}
-        self._returned: dict[AgentKey, float] = {}  # until when nothing of an agent is kept
+        self._returned: dict[AgentKey, float] = {}  # until when an agent's prefixes are refused
 
     @property
     def refs(self) -> frozenset[BlockRef]:
-        """Return all blocks that are held."""
+        """Return all held blocks."""
         return frozenset(ref for lease in self._leases.values() for ref in lease.refs)
 
     @property
     def records(self) -> list[Manifest]:
-        """Return the records of all held prefixes, the one leased last first."""
+        """Return the records of all held prefixes, the last leased first."""
         return [lease.record for lease in reversed(self._leases.values())]
 
     def is_erased(self, lender: Manifest) -> bool:
-        """Return whether nothing of this agent may be kept."""
+        """Return whether the lender was erased at this epoch."""
         return lender.epoch <= self._erased.floor(*lender.key)
 
     @on_its_loop
@@ -64,9 +64,9 @@ class SpanLeases:
         if not refs or self._blocks.hold(refs):
             self._blocks.release(refs)
             return False
-        name, held = (lender.key, lender.pieces[-1].block), set(refs)
+        name, distinct = (lender.key, lender.pieces[-1].block), set(refs)
         shorter = (n for n, lease in self._leases.items() if n[0] == lender.key)
-        self._end([n for n in shorter if held.issuperset(self._leases[n].refs)])
+        self._end([n for n in shorter if distinct.issuperset(self._leases[n].refs)])
         self._leases[name] = _Lease(lender, refs, until_s)
         return True
 
@@ -77,7 +77,7 @@ class SpanLeases:
 
     @on_its_loop
     def give_back(self, lender: AgentKey) -> None:
-        """End the leases of one agent's prefixes, and prevent those on their way."""
+        """End the leases of one agent's prefixes, and refuse new ones for a while."""
         self._returned.pop(lender, None)
         self._returned[lender] = self._clock.monotonic_s() + SPAN_LEASE_S
         if len(self._returned) > SPAN_RETURNS_MAX:
@@ -98,7 +98,7 @@ class SpanLeases:
         self._end([name for name, lease in self._leases.items() if lease.until_s <= now_s])
 
     @on_its_loop
-    def let_go(self) -> bool:
+    def release_all(self) -> bool:
         """End all leases to make room; return whether there were any."""
         return self._end(list(self._leases))
 

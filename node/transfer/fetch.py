@@ -25,7 +25,7 @@ from node.transfer.work_queue import Allocate, Done, FetchSlice, FetchWork, Pend
 WATCH_S: Final = 0.05
 IDLE_S: Final = 0.01  # how often a stream without work looks for a straggler
 REQUEST_S: Final = 0.2  # worth of ranges that a stream requests at once
-SHARE_TAKEN: Final = 0.75  # of a stream's share: the rest evens out errors of the speeds
+SHARE_TAKEN: Final = 0.75  # part of a stream's share; the rest evens out errors of the speeds
 STRAGGLE_S: Final = 0.02  # a shorter delay is not worth a broken connection
 MUCH_FASTER: Final = 2.0
 
@@ -49,9 +49,9 @@ class Stream(Protocol):
     channel: Channel | None
     is_conversing: bool
     was_stolen_from: bool
-    is_closed: bool  # by the watcher, before its thread notices
-    moved_bytes: int  # over the present connection
-    failures_before: int  # of the link, at the start of this connection
+    is_closed: bool  # set by the watcher, before its thread notices
+    moved_bytes: int  # bytes over the present connection
+    failures_before: int  # the link's failures at the start of this connection
 
     def run(self) -> None:
         """Fetch ranges until the fetch is over."""
@@ -88,7 +88,7 @@ class Fetch:
         except BaseException as interruption:  # noqa: BLE001 - raised once all streams have ended
             self.fail(interruption)
         with self._changed:
-            # A stream that only connects holds no range and ends by itself.
+            # A stream that is only connecting holds no range and ends by itself.
             for stream in self._streams:
                 if stream.channel is not None and not stream.is_conversing:
                     stream.channel.cut()
@@ -102,7 +102,7 @@ class Fetch:
                 del error  # its traceback holds this frame: a cycle would keep the buffers
 
     def fail(self, error: BaseException) -> None:
-        """Stop every stream; the first error is the one to raise."""
+        """Stop every stream; the first error is raised by `run`."""
         with self._changed:
             if not self.is_over:
                 self._error = error
@@ -130,7 +130,7 @@ class Fetch:
         return False
 
     def dialled(self, stream: Stream, channel: Channel) -> None:
-        """Let the watcher see a channel before its handshake begins."""
+        """Register a channel with the watcher before its handshake begins."""
         with self._changed:
             if self.is_over:
                 raise ConnectionAbortedError
@@ -184,7 +184,7 @@ class Fetch:
             self.fail(failure)
 
     def received_wrong(self, error: CorruptDataError) -> None:
-        """Count unrequested bytes from an authenticated peer; fail at the second time."""
+        """Count unrequested bytes from an authenticated peer; fail the second time."""
         self.connections.count("corrupt")
         self._wrong_count += 1
         if self._wrong_count >= TRANSFER_WRONG_MAX:

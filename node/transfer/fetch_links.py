@@ -32,7 +32,7 @@ class FetchLink:
         self.expected = expected
         self.streams = 0
         self.is_fallback = False  # used only if better ones fail
-        self.failures = 0  # in a row
+        self.failures = 0  # consecutive failures
         self.failed_count = 0
         self.rests_until_s = 0.0
         self.dialing = 0

@@ -29,7 +29,7 @@ class _Offer:
     ticket: Ticket
     raw: bytes
     refs: Mapping[str, BlockRef]
-    turn: TurnId | None  # that asked for it
+    turn: TurnId | None  # turn that requested it
     valid_s: float
     expires_s: float
     ends_s: float  # even if it is in use
@@ -100,8 +100,8 @@ class OfferBook:
     def withdraw(self, migration: MigrationId) -> None:
         """Refuse every ticket of `migration`; requests being answered are completed."""
         with self._lock:
-            kept = {n: o for n, o in self._offers.items() if o.ticket.migration != migration}
-            self._offers = kept
+            offers = {n: o for n, o in self._offers.items() if o.ticket.migration != migration}
+            self._offers = offers
 
     def withdraw_agent(self, key: AgentKey) -> None:
         """Refuse every ticket for blocks of an erased agent."""

@@ -54,10 +54,10 @@ class PeerCalls:
         )
         error: OSError | None = None
         for address, _ in self.links.rank(source, addresses)[:_ADDRESSES_TRIED]:
-            kept = self.connections.take(peer, address)
-            if kept is not None:
+            idle = self.connections.take(peer, address)
+            if idle is not None:
                 try:
-                    return self._ask(peer, address, kept, raw, wait_s)
+                    return self._ask(peer, address, idle, raw, wait_s)
                 except TimeoutError:
                     raise
                 except OSError:  # the peer closed it meanwhile

@@ -227,8 +227,8 @@ class TransferServer:
                 self._authenticated.add(channel)
             channel.clear_deadline()
             index, compressor = 0, Compressor()
-            asked = (FetchRequest, Ping, Probe, PeerCall, Goodbye)
-            while not isinstance(request := channel.receive(*asked), Goodbye):
+            expected = (FetchRequest, Ping, Probe, PeerCall, Goodbye)
+            while not isinstance(request := channel.receive(*expected), Goodbye):
                 if isinstance(request, Ping | Probe):
                     self._measured.answer(channel, request)
                     continue
@@ -283,15 +283,15 @@ class TransferServer:
         compressor: Compressor,
     ) -> int:
         offered = self.offers.check(request.ticket, peer)
-        begin_turn(offered.turn)  # of this connection's thread, until its next request
-        wanted = [_find(offered.refs, part) for part in request.parts]
+        begin_turn(offered.turn)  # sets the turn of this thread until its next request
+        refs = [_find(offered.refs, part) for part in request.parts]
         link = request.link_bytes_per_s
         with (
             self._busy(channel),
             self._gate.sending(channel.local_host(), request.urgency) as sender,
         ):
             yield_to_urgent = partial(self._yield_to_urgent, sender)
-            for ref, part in zip(wanted, request.parts, strict=True):
+            for ref, part in zip(refs, request.parts, strict=True):
                 with self._open_payload(ref) as payload:
                     slices = send_range(
                         channel, payload, index, part, link, compressor, yield_to_urgent

@@ -31,7 +31,7 @@ class UrgencyGate:
         self._now_s = now_s
         self._changed = Condition()
         self._senders: set[Sender] = set()
-        self._highest = Urgency.PREFETCH  # of all senders
+        self._highest = Urgency.PREFETCH  # highest urgency of all senders
 
     @contextmanager
     def sending(self, link: str, urgency: Urgency) -> Iterator[Sender]:

@@ -82,7 +82,7 @@ class FetchWork:
         self._waiting = deque(FetchSlice(x, 0, x.ref.payload_bytes) for x in blocks)
         self.waiting_bytes = sum(piece.left_bytes for piece in self._waiting)
         self.missing_bytes = self.waiting_bytes  # waiting, or with a stream
-        self.open_blocks = len(blocks)  # not yet verified
+        self.open_blocks = len(blocks)  # blocks not yet verified
 
     def take(self, most_bytes: int) -> FetchSlice | None:
         """Take the next range, of about `most_bytes`."""

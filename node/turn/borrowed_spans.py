@@ -3,8 +3,8 @@
     a prompt     | as before | new | their document | new | another one |
     is read      | own       |     | theirs, moved  |     | theirs      |
 
-Their rows were computed in another context, so they serve only turns that ask for that, as tokens
-after an edit do, and the first tokens of each run are recomputed.
+Their rows were computed in another context. So, like tokens after an edit, they serve only turns
+that request it, and the first tokens of each run are recomputed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from fabric.errors import CorruptDataError
 from fabric.ids import AgentKey, TenantId
-from fabric.kvcache.arrangement import Move, Range, why_unshiftable
+from fabric.kvcache.arrangement import Move, Range, unshiftable_reason
 from fabric.limits import EDIT_SINK_TOKENS
 from fabric.ports import Clock
 from fabric.record.edited_head import EditNote, dropped_digest
@@ -27,7 +27,7 @@ from fabric.turn.generation import CacheTier, MatchKind
 from fabric.turn.same_runs import ChunkPlaces, same_runs
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
-from node.agents.span_index import Chunk, digested
+from node.agents.span_index import Chunk, digest_chunks
 from node.limits import EDITED_PIECES_MAX, SPAN_KEPT_TOKENS_MIN
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.identity import NodeIdentity
@@ -60,7 +60,7 @@ class BorrowedSpans:
 
     async def prepare(self, agent: Agent, plain: Prepared) -> Prepared:
         """Extend `plain` by borrowed spans; return it unchanged if there are none."""
-        why = why_unshiftable(self.identity.spec)
+        why = unshiftable_reason(self.identity.spec)
         if self.identity.spec.window_tokens:
             why = why or "window layers need the tokens before it"
         if why:
@@ -74,7 +74,7 @@ class BorrowedSpans:
             return plain
         await self._catch_up()
         tokens = as_tokens(plain.plan.ids)
-        digests = await self.workers.run(lambda: self._digested(agent.key[0], tokens))
+        digests = await self.workers.run(lambda: self._digest(agent.key[0], tokens))
         records, hints = self._hints(agent.key[0], digests, gaps)
         if not hints:
             return plain
@@ -95,15 +95,15 @@ class BorrowedSpans:
             spans.put(record, await self.workers.run(partial(self._read, record)))
 
     def _read(self, record: Manifest) -> tuple[Chunk, ...]:
-        return self._digested(record.tenant, as_tokens(record.token_ids))
+        return self._digest(record.tenant, as_tokens(record.token_ids))
 
-    def _digested(self, tenant: TenantId, tokens: Tokens) -> tuple[Chunk, ...]:
-        return digested(self.store.salt(tenant), tokens, self.tokenizer.cut_texts)
+    def _digest(self, tenant: TenantId, tokens: Tokens) -> tuple[Chunk, ...]:
+        return digest_chunks(self.store.salt(tenant), tokens, self.tokenizer.cut_texts)
 
     def _hints(
         self, tenant: TenantId, digests: Sequence[Chunk], gaps: Sequence[Range]
     ) -> tuple[dict[AgentKey, Manifest], list[ChunkPlaces[AgentKey]]]:
-        """Return the tenant's records with chunks that lie in gaps, and the places of these."""
+        """Return the tenant's records with chunks that lie in gaps, and these chunks' positions."""
         records: dict[AgentKey, Manifest] = {}
         lends: dict[AgentKey, bool] = {}
         hints: list[ChunkPlaces[AgentKey]] = []
@@ -131,9 +131,9 @@ class BorrowedSpans:
         """Return the layout of `plain`, with cut blocks of other agents to be stored again."""
         if plain.layout.is_edited:
             return plain.layout
-        own = set(agent.saved.refs) if agent.saved is not None else set()
+        own_refs = set(agent.saved.refs) if agent.saved is not None else set()
         layout = plain.layout.cut(plain.cached)
-        parts = (p if p.piece.block in own else copied_part(p) for p in layout.held)
+        parts = (p if p.piece.block in own_refs else copied_part(p) for p in layout.held)
         return layout.with_parts(parts)
 
     def _fill_gaps(
@@ -159,18 +159,18 @@ class BorrowedSpans:
             for run in runs
             if run.source in layouts
         ]
-        kept = sum(patch.move.end - patch.move.start for patch in patches)
+        borrowed_tokens = sum(patch.move.end - patch.move.start for patch in patches)
         lenders = self._lenders(own, (records[run.source] for run in runs))
-        notes = self._noted(own.tenant, patches)
-        whole = with_patches(base, patches, notes, lenders) if patches else base
-        if len(whole.parts) > EDITED_PIECES_MAX or are_too_many(whole.lenders):
+        notes = self._note_runs(own.tenant, patches)
+        patched = with_patches(base, patches, notes, lenders) if patches else base
+        if len(patched.parts) > EDITED_PIECES_MAX or are_too_many(patched.lenders):
             return _PatchedLayout(base, 0, 0)
-        return _PatchedLayout(whole, kept, len(patches))
+        return _PatchedLayout(patched, borrowed_tokens, len(patches))
 
     def _lenders(self, own: Manifest, records: Iterable[Manifest]) -> tuple[Lender, ...]:
-        """Return the agents of records, their rows' series, and all that these borrowed of.
+        """Return the lenders of records: their agents, their rows' series, and their own lenders.
 
-        Own rows that come back are no loan: a turn that forgets recomputes them.
+        The agent's own rows are not a loan: a turn that forgets recomputes them.
         """
         lenders: list[Lender] = []
         for record in records:
@@ -186,7 +186,7 @@ class BorrowedSpans:
             except CorruptDataError:
                 continue
 
-    def _noted(self, tenant: TenantId, patches: Sequence[Patch]) -> tuple[EditNote, ...]:
+    def _note_runs(self, tenant: TenantId, patches: Sequence[Patch]) -> tuple[EditNote, ...]:
         """Return notes of the borrowed runs."""
         now_s, nothing = self.clock.wall_s(), dropped_digest(self.store.salt(tenant), b"")
         moves = [Move(0, 0, 0), *(patch.move for patch in patches)]
@@ -220,7 +220,7 @@ def _prepared(plain: Prepared, patched: _PatchedLayout) -> Prepared:
 
 
 def _gaps(base: Layout, end: int) -> list[Range]:
-    """Return the ranges of a prompt that a layout lacks, but for its first tokens."""
+    """Return the ranges of a prompt that a layout lacks, except the prompt's first tokens."""
     held = [(start, stop) for start, stop, part in base.placed() if isinstance(part, Held)]
     edges = [(0, EDIT_SINK_TOKENS), *held, (end, end)]
     gaps = ((max(stop, EDIT_SINK_TOKENS), start) for (_, stop), (start, _) in pairwise(edges))

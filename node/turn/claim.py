@@ -34,7 +34,7 @@ from node.tiers.disk_budget import DiskBudget
 from node.tiers.hot_tier import HotTier
 
 DECISION_WAIT_S = 30.0  # how long a turn waits for the outcome of its agent's move
-RESUME_WAIT_S = 5.0  # for the router to resume a paused answer, which it does at once
+RESUME_WAIT_S = 5.0  # for the router to resume a paused answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Claims:
     moving: MovingStreams
     hot: HotTier
     health: Health
-    retry_after_s: Callable[[int, int], float]  # given the turns in a queue and its slots
+    retry_after_s: Callable[[int, int], float]  # takes a queue's turns and slots
     terms: GrantedTerms
 
     @contextlib.asynccontextmanager
@@ -68,7 +68,7 @@ class Claims:
         while True:
             agent = await self._lock(request, text, forms)
             try:
-                await self.admit(request)  # again: the prompt and the lock took their time
+                await self.admit(request)  # again: encoding and locking took time
                 await self._own(agent, request.epoch, request.erased_epoch)
                 self._keep_private(agent, request)
                 before = agent.paused_answer
@@ -102,9 +102,14 @@ class Claims:
         record = beside.saved if beside is not None else None
         if beside is None or record is None or record.edited is None or self._is_erased(beside):
             return sibling
-        own = sibling.manifest
+        blank = sibling.manifest
         sibling.saved = sibling.manifest = replace(
-            record, agent=own.agent, group=None, owner=own.owner, epoch=own.epoch, state=own.state
+            record,
+            agent=blank.agent,
+            group=None,
+            owner=blank.owner,
+            epoch=blank.epoch,
+            state=blank.state,
         )
         return sibling
 
@@ -129,7 +134,9 @@ class Claims:
     async def _lock(self, request: GenerateRequest, text: str, forms: FormChain | None) -> Agent:
         """Wait for the agent's lock; resolve the agent again if it was evicted in the meantime."""
         for _ in range(AGENT_TURNS_WAITING_MAX):
-            with contextlib.suppress(FabricError):  # without room, a new agent is refused below
+            with contextlib.suppress(
+                FabricError
+            ):  # if there is no room, a new agent is refused below
                 await self.budget.make_place(request.tenant)
             found = self._resolve(request, text, forms)
             agent = found.agent
@@ -159,8 +166,8 @@ class Claims:
     ) -> KnownAnswers:
         """Return the omitted parts of a chat's answers, from its agent or from other agents.
 
-        Other agents are not asked if the agent gave all of the chat's answers: a part that it lacks
-        was not omitted, although another agent may have given a similar answer there.
+        Other agents are not searched if the agent gave all of the chat's answers: a part that it
+        lacks was not omitted, although another agent may have given a similar answer there.
         """
         if not places:
             return KnownAnswers()
@@ -169,7 +176,7 @@ class Claims:
         others: Answers = {}
         if agent is None or not continues_sketch(agent.manifest.sketch, request.sketch):
             missing = [place for place in places if place not in own]
-            others = self.table.answered(request.tenant, missing)
+            others = self.table.answers_at(request.tenant, missing)
         return KnownAnswers({**others, **{at: own[at] for at in places if at in own}}, own)
 
     def directives(self, request: GenerateRequest) -> tuple[Directive, ...]:
@@ -180,33 +187,33 @@ class Claims:
         return live(agent.manifest.directives) if agent is not None else ()
 
     def _keep_private(self, agent: Agent, request: GenerateRequest) -> None:
-        """Make an agent private that was private on its previous node."""
-        is_news = agent.is_blank or agent.is_taken_over
+        """Make an agent private if it was private on its previous node."""
+        is_new = agent.is_blank or agent.is_taken_over
         agent.is_taken_over = False
-        if request.is_private and is_news and not agent.manifest.is_private:
+        if request.is_private and is_new and not agent.manifest.is_private:
             settings = replace(agent.manifest.settings or AgentSettings(), is_private=True)
             agent.manifest = replace(agent.manifest, settings=settings)
             self.table.put(agent)
 
     def _find_known(self, request: GenerateRequest, forms: FormChain | None) -> Agent | None:
-        """Return the agent of a chat if it is known before the prompt is rendered."""
+        """Find the agent of a chat before the prompt is rendered."""
         identity, agent = request.identity, request.identity.agent
         if request.beside is not None:
             return self.table.get((request.tenant, request.beside))
         if identity.kind is IdentityKind.AGENT and agent is not None:
             return self.table.get((request.tenant, agent))
-        return self.table.known(request.tenant, identity, request.sketch, forms)
+        return self.table.find_known(request.tenant, identity, request.sketch, forms)
 
     def _resolve(self, request: GenerateRequest, text: str, forms: FormChain | None) -> Recognized:
         table, identity = self.table, request.identity
         if identity.kind is IdentityKind.AGENT:
             assert identity.agent is not None, "an AGENT identity names its agent"
-            known = table.get((request.tenant, identity.agent))
-            if known is None:
+            agent = table.get((request.tenant, identity.agent))
+            if agent is None:
                 self.health.refuse_new()
                 epoch = self.erased.claim_epoch(request.tenant, identity.agent, request.epoch)
-                known = table.create(request.tenant, identity.agent, None, epoch)
-            return Recognized(known)
+                agent = table.create(request.tenant, identity.agent, None, epoch)
+            return Recognized(agent)
         # The sketch of a raw prompt lacks the last piece.
         sketch = request.sketch if request.messages is not None else ()
         found = table.recognize(request.tenant, identity, text.encode(), sketch, forms)
@@ -219,11 +226,11 @@ class Claims:
         return Recognized(table.create(request.tenant, name, group, epoch))
 
     def _is_erased(self, agent: Agent, router_epoch: int = 0) -> bool:
-        """Return whether this node or the turn's router knows that an agent was erased."""
+        """Return whether an agent was erased, according to this node or the turn's router."""
         return agent.manifest.epoch <= max(router_epoch, self.erased.floor(*agent.key))
 
     def lost(self, agent: Agent) -> StaleEpochError:
-        """Return the error of a turn whose agent was erased or taken over before its end."""
+        """Return the error for a turn whose agent was erased or taken over before its end."""
         if self._is_erased(agent):
             message = "the agent was erased during this turn"
             return StaleEpochError(message, code="erased")
@@ -233,9 +240,9 @@ class Claims:
     def lenders(self, agent: Agent, layout: Layout) -> tuple[Lender, ...]:
         """Return the lenders of a turn's cache; raise RetryLaterError if one was erased."""
         lenders = (*agent.lenders, *layout.lenders)
-        gone = self.lender_gone(agent, lenders)
-        if gone is not None:
-            raise gone
+        error = self.lender_gone(agent, lenders)
+        if error is not None:
+            raise error
         return lenders
 
     def lender_gone(self, agent: Agent, lenders: Sequence[Lender]) -> RetryLaterError | None:
@@ -248,7 +255,7 @@ class Claims:
     async def _own(self, agent: Agent, router_epoch: int, erased_epoch: int) -> None:
         """Check that this node may serve the agent at the router's epoch; raise if not."""
         try:
-            await asyncio.wait_for(agent.outgoing.decided(), DECISION_WAIT_S)
+            await asyncio.wait_for(agent.outgoing.wait_until_decided(), DECISION_WAIT_S)
         except TimeoutError:
             message = "the agent is being moved; retry later"
             raise RetryLaterError(message, code="migrating") from None

@@ -27,7 +27,7 @@ from fabric.turn.generation import (
 )
 from node.agents.agent import Agent
 from node.dialect.answer_delta import AnswerDelta, ToolCallDelta
-from node.engine.delivery import finish_reason, produced
+from node.engine.delivery import finish_reason, produced_event
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import (
     Awaited,
@@ -87,7 +87,7 @@ class Decoding:
         saved: asyncio.Event,
         timer: TurnTimer,
     ) -> None:
-        """Send events to `emit`, stop when `unwanted` is set, set `saved` once the record is."""
+        """Send events to `emit`, stop when `unwanted` is set, set `saved` after publishing."""
         self._timer = timer
         self._admitted: Admitted | None = None
         self._parts = parts
@@ -101,9 +101,9 @@ class Decoding:
         self.saver: Saver | None = None
         self.is_saving = False
         self._saved = saved
-        self._ends_count = 0  # of all turns, before this one looked for its prefix
+        self._ends_count = 0  # ended turns before this one looked for its prefix
         self.lenders: tuple[Lender, ...] = ()  # agents whose rows the cache borrowed
-        self._wait: HeadWait | None = None  # for blocks of other nodes
+        self._wait: HeadWait | None = None  # wait for blocks of other nodes
 
     async def run(self) -> Finished | HandedOver | None:
         """Run the turn; return its last event, or None if its client has disconnected."""
@@ -115,7 +115,7 @@ class Decoding:
         head = await parts.heads.of(agent, prepared, request)
         if head is not None:
             is_lent = request.head is not None
-            prepared = parts.heads.prepared_to_wait(agent, prepared, head, is_lent=is_lent)
+            prepared = parts.heads.give_up_shorter_cache(agent, prepared, head, is_lent=is_lent)
         self.lenders = parts.claims.lenders(agent, prepared.layout)
         loop, put = asyncio.get_running_loop(), self._events.put_nowait
 
@@ -130,18 +130,18 @@ class Decoding:
         try:
             self._submit(sequence, prepared)
         except FabricError:
-            self._leave_wait()
+            self._end_wait()
             raise
         try:
             return await self._decode(sequence, planned, prepared)
         finally:
-            self._leave_wait()
-            # The callbacks hold the cache, and a slow reader of the events would hold them.
+            self._end_wait()
+            # A slow reader of the events would keep these callbacks, and with them the cache.
             sequence.granted = sequence.reached = None
             self.sequence = self.saver = None
             parts.sequences.release(sequence)
 
-    def _leave_wait(self) -> None:
+    def _end_wait(self) -> None:
         if self._wait is not None:
             self._parts.fetched.leave(self._wait)
             self._wait = None
@@ -209,9 +209,9 @@ class Decoding:
         first = self._admitted
         assert first is not None, "a saved turn was admitted"
         text = "%s: %d of %d tokens reused (%s), %d generated; %s"
-        reused, of = first.cached_tokens, first.prompt_tokens
-        how, times = reason or "stopped", self._timer.times
-        _log.info(text, how, reused, of, first.cache, tokens_count, times)
+        reused, total = first.cached_tokens, first.prompt_tokens
+        outcome, times = reason or "stopped", self._timer.times
+        _log.info(text, outcome, reused, total, first.cache, tokens_count, times)
 
     def _note(self, ended: Ended, reason: FinishReason | None) -> TurnNote:
         """Return the turn's entry in the agent's history."""
@@ -223,12 +223,12 @@ class Decoding:
         return self._timer.note(node, self._admitted, outcome, tokens_count)
 
     async def _start(self, sequence: Sequence, prepared: Prepared) -> Prepared | Ended | Broke:
-        """Wait for memory, and restore the prompt's prefix into it if that is on disk.
+        """Wait for memory; then restore the prompt's prefix if it is on disk.
 
         Ends a cancelled turn here, because its restored prefix is incomplete.
         """
         parts = self._parts
-        if not prepared.is_stored:  # the number of reused tokens is known already
+        if not prepared.is_stored:  # the number of reused tokens is already known
             self._admit(prepared)
         if sequence.awaited_tokens is not None:
             granted = await self._events.get()
@@ -241,8 +241,8 @@ class Decoding:
             if head is not None and (head.has_grown or parts.heads.ends_count != self._ends_count):
                 prepared = await parts.prefixes.look_again(self._agent, prepared)
             if self._wait is not None:
-                prepared = self._wait.noted(prepared)
-                self._leave_wait()
+                prepared = self._wait.note_fetched(prepared)
+                self._end_wait()
                 if prepared.fetched_tokens:
                     self._timer.spend_fetching()
             self._timer.spend(Part.QUEUE, sequence.started_s)
@@ -278,7 +278,7 @@ class Decoding:
         index = 0
         while True:
             event = await self._events.get()
-            if sequence.started_s is not None:  # what came before was a wait for memory
+            if sequence.started_s is not None:  # until then, the sequence waited for memory
                 self._timer.spend(Part.QUEUE, sequence.started_s)
             if isinstance(event, Produced):
                 self._timer.note_token()
@@ -323,7 +323,7 @@ class Decoding:
             self._emit(ToolCallPart(index, part.id, part.name, part.arguments))
 
     def _show_sampled(self, sequence: Sequence, ended: Ended) -> Resumption | None:
-        """Return how to continue on another node, and emit the token that is sampled already.
+        """Return how to continue on another node, and emit the token that is already sampled.
 
         The next node could emit it only after computing the token after it.
         """
@@ -332,8 +332,8 @@ class Decoding:
             return resume
         count = len(resume.answer_ids) + 1
         if finish_reason(sequence, count, resume.sampled, shown) is not None:
-            return resume  # it is the answer's last token; the next node finishes the answer
-        event = produced(sequence, count, SampledToken(resume.sampled, resume.top), shown)
+            return resume  # the answer's last token; the next node finishes the answer
+        event = produced_event(sequence, count, SampledToken(resume.sampled, resume.top), shown)
         self._show(event.index, shown, event)
         return replace(resume, is_delivered=True)
 
@@ -350,7 +350,7 @@ class Decoding:
         if prepared.tier is CacheTier.HOT and (is_whole or sequence.awaited_tokens is not None):
             agent.cache = prepared.cache
         if ended.is_handover:
-            if prepared.is_stored:  # not admitted yet: that follows a restore
+            if prepared.is_stored:  # not admitted yet: admission follows a restore
                 self._admit(prepared)
             return HandedOver(_resumption(sequence, ended), self._timer.sent_times)
         self._check_stopping()
@@ -368,12 +368,12 @@ class Decoding:
 
 
 def _resumption(sequence: Sequence, ended: Ended) -> Resumption | None:
-    """Return how another node continues; None if no token was sampled, so that it starts anew."""
+    """Return how another node continues; None if no token was sampled: it starts anew."""
     before, ids = sequence.input.resumed, tuple(ended.answer_ids)
     if before is not None and before.answer_ids == ids:
         return before  # the agent moved again before a token was sampled here
     if ended.sampled is None:
-        assert not ids, "an answer with tokens has sampled its next one"
+        assert not ids, "the next token of a begun answer is sampled"
         return None
     return Resumption(ids, ended.sampled.token, ended.sampled.top, sequence.input.seed)
 

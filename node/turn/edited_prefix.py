@@ -1,7 +1,7 @@
 """Prefixes with edits: caches in which the tokens after an edit are kept.
 
-They serve the agent's own turns only, and only those that ask for it; another prompt with the same
-text is computed.
+They serve only the agent's own turns that request it; another prompt with the same text is
+computed.
 """
 
 from collections.abc import Sequence
@@ -44,14 +44,14 @@ class EditedPrefixes:
         except CorruptDataError:
             return None
         moves = _movable(plan.moves, whole) if len(whole.parts) <= EDITED_PIECES_MAX else ()
-        layout = self._laid_out(whole, agent, plan, moves)
+        layout = self._cut_layout(whole, agent, plan, moves)
         if layout is None:
             return None
         window_tokens = self.store.spec.window_tokens
         if window_tokens and len(layout.arrangement.ahead) > EDIT_WINDOWS_MAX:
             return None
         plan = replace(plan, marks=plan.marks.with_branch(plan.kept_tokens))
-        hot = self._of_hot(agent, plan, layout, moves, room, is_kept=is_kept)
+        hot = self._reuse_resident(agent, plan, layout, moves, room, is_kept=is_kept)
         if hot is not None or (agent.cache is not None and agent.layout is not None):
             return hot
         layout = self.store.restorable(layout)
@@ -60,7 +60,7 @@ class EditedPrefixes:
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
         return stored_prefix(plan, layout, tier, room, is_kept=is_kept)
 
-    def _of_hot(
+    def _reuse_resident(
         self,
         agent: Agent,
         plan: PromptPlan,
@@ -70,7 +70,7 @@ class EditedPrefixes:
         *,
         is_kept: bool,
     ) -> Prepared | None:
-        """Reuse the agent's resident cache; return None without one, or if its windows slid on."""
+        """Reuse the agent's resident cache; return None if it has none, or if its windows slid."""
         cache = agent.cache
         if cache is None:
             return None
@@ -93,10 +93,10 @@ class EditedPrefixes:
         whole = await self.workers.run(lambda: self.store.layout(saved))
         return whole if agent.cache is None else whole.cut(agent.stored_tokens)
 
-    def _laid_out(
+    def _cut_layout(
         self, whole: Layout, agent: Agent, plan: PromptPlan, moves: Sequence[Move]
     ) -> Layout | None:
-        """Lay out the part of a record's cache that the prompt has; None if no edit affects it."""
+        """Return the layout of the part that the prompt reuses; None if no edit affects it."""
         if not plan.moves:
             layout = whole.cut(min(plan.kept_tokens, len(plan.ids) - 1, whole.tokens_count))
             return layout if layout.is_edited else None

@@ -1,11 +1,11 @@
-"""Beginnings of prompts that other nodes send while the turns that need them wait.
+"""Heads of prompts that other nodes send while the turns that need them wait.
 
     turn 1   names ─▶ ask the lender ─▶ fetch ─▶ ask again, while a turn there computes more
-    turn 2   the same beginning: waits for the fetch of turn 1
-    both     queue without memory meanwhile; then they look again for what is stored
+    turn 2   the same head: waits for the fetch of turn 1
+    both     queue without memory meanwhile; then they look up the stored blocks again
 
-The blocks are verified and leased like those of shared prefixes. Whatever fails or takes too long
-ends the wait: the turn computes what has not come.
+The blocks are verified and leased like those of shared prefixes. A failure or a timeout ends the
+wait: the turn computes the tokens that have not arrived.
 """
 
 import asyncio
@@ -54,23 +54,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class HeadFetch:
-    """Fetch of a beginning, shared by all turns that wait for it."""
+    """Fetch of a head, shared by all turns that wait for it."""
 
     name: MigrationId
     source: NodeName
-    names: tuple[BlockHash, ...]  # of the prompt for which it was begun
-    begun_tokens: int  # that were here before
-    end_tokens: int  # that are here now
+    names: tuple[BlockHash, ...]  # block names of the prompt for which it was begun
+    begun_tokens: int  # tokens stored here before the fetch
+    end_tokens: int  # tokens stored here now
     waiting: set[Head] = field(default_factory=set)
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     cancel: threading.Event = field(default_factory=threading.Event)
 
     def common_tokens(self, head: Head) -> int:
-        """Return how many whole blocks' tokens a prompt shares with the one it was begun for."""
+        """Return how many tokens of whole blocks a prompt shares with the fetched one."""
         return common_prefix(self.names, head.names) * BLOCK_TOKENS
 
     def note_progress(self, coming_tokens: int) -> None:
-        """Note the end of what is coming, for each turn that waits for it."""
+        """Note the end of the incoming tokens, for each turn that waits for them."""
         for head in self.waiting:
             common = self.common_tokens(head)
             has_more = min(self.end_tokens, common) > head.stored_tokens
@@ -87,7 +87,7 @@ class HeadWait:
     task: asyncio.Task[None] | None = None
     fetches: list[HeadFetch] = field(default_factory=list)
 
-    def noted(self, prepared: Prepared) -> Prepared:
+    def note_fetched(self, prepared: Prepared) -> Prepared:
         """Return the prefix that the turn found, with the tokens that came from other nodes."""
         ranges = [(fetch.begun_tokens, fetch.end_tokens) for fetch in self.fetches]
         fetched = sum(max(0, min(end, prepared.cached) - start) for start, end in ranges)
@@ -97,7 +97,7 @@ class HeadWait:
 
 
 class FetchedHeads:
-    """All beginnings that are being fetched; used on the node's event loop."""
+    """Heads that are being fetched; used on the node's event loop."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class FetchedHeads:
         ask: AskNode,
         health: Health,
     ) -> None:
-        """Ask other nodes by `ask`."""
+        """Send calls to other nodes by `ask`."""
         self._identity = identity
         self._store = store
         self._engine = engine
@@ -121,9 +121,9 @@ class FetchedHeads:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def begin(self, agent: Agent, request: GenerateRequest, head: Head | None) -> HeadWait | None:
-        """Begin to wait for what another node has of a turn's prompt; None if there is nothing.
+        """Begin to wait for the part of a prompt that another node has; None if there is none.
 
-        The turn may be queued then: it gets no memory until the wait is over.
+        The turn may be queued meanwhile: it gets no memory until the wait is over.
         """
         if head is None or not (head.waits and head.names):
             return None
@@ -137,7 +137,7 @@ class FetchedHeads:
         wait = HeadWait(head)
         head.coming_tokens = len(head.names) * BLOCK_TOKENS
         is_urgent = request.priority is Priority.INTERACTIVE
-        wait.task = self._spawn(self._bring(wait, agent.key[0], loan, is_urgent=is_urgent))
+        wait.task = self._spawn(self._await_blocks(wait, agent.key[0], loan, is_urgent=is_urgent))
         return wait
 
     def leave(self, wait: HeadWait) -> None:
@@ -151,7 +151,7 @@ class FetchedHeads:
                 fetch.cancel.set()
 
     async def close(self) -> None:
-        """End all fetches, and wait for their ends."""
+        """Cancel all fetches, and wait until they have ended."""
         for fetch in self._fetches:
             fetch.cancel.set()
         while self._tasks:
@@ -165,7 +165,7 @@ class FetchedHeads:
 
     # --- one turn ----------------------------------------------------------------------------
 
-    async def _bring(
+    async def _await_blocks(
         self, wait: HeadWait, tenant: TenantId, loan: HeadLoan | None, *, is_urgent: bool
     ) -> None:
         """Wait for a fetch that another turn has begun, then for one of its own."""
@@ -173,19 +173,19 @@ class FetchedHeads:
         try:
             joined = self._joinable(head, had_tokens)
             if joined is not None:
-                had_tokens = await self._follow(wait, joined, had_tokens)
+                had_tokens = await self._await_fetch(wait, joined, had_tokens)
             is_whole = had_tokens >= len(head.names) * BLOCK_TOKENS
-            was_asked = joined is not None and joined.common_tokens(head) > had_tokens
-            if loan is None or is_whole or was_asked or len(self._fetches) >= HEAD_FETCHES_MAX:
+            was_requested = joined is not None and joined.common_tokens(head) > had_tokens
+            if loan is None or is_whole or was_requested or len(self._fetches) >= HEAD_FETCHES_MAX:
                 return
             fetch = self._start(head, tenant, loan, had_tokens, is_urgent=is_urgent)
-            await self._follow(wait, fetch, had_tokens)
+            await self._await_fetch(wait, fetch, had_tokens)
         finally:
             head.coming_tokens = 0
             self._engine.wake()
 
     def _joinable(self, head: Head, had_tokens: int) -> HeadFetch | None:
-        """Return the fetch under way that shares most with a prompt, and more than it has."""
+        """Return the running fetch that shares most with a prompt, and more than `had_tokens`."""
         best, most = None, had_tokens
         for fetch in self._fetches:
             common = fetch.common_tokens(head)
@@ -193,15 +193,15 @@ class FetchedHeads:
                 best, most = fetch, common
         return best
 
-    async def _follow(self, wait: HeadWait, fetch: HeadFetch, had_tokens: int) -> int:
-        """Wait for a fetch; return how many tokens of the prompt are here then."""
+    async def _await_fetch(self, wait: HeadWait, fetch: HeadFetch, had_tokens: int) -> int:
+        """Wait for a fetch; return how many tokens of the prompt are stored here afterwards."""
         head = wait.head
         fetch.waiting.add(head)
         wait.fetches.append(fetch)
         await fetch.is_over.wait()
-        found = max(had_tokens, min(fetch.end_tokens, fetch.common_tokens(head)))
-        head.has_grown = head.has_grown or found > had_tokens
-        return found
+        stored_tokens = max(had_tokens, min(fetch.end_tokens, fetch.common_tokens(head)))
+        head.has_grown = head.has_grown or stored_tokens > had_tokens
+        return stored_tokens
 
     # --- one fetch ---------------------------------------------------------------------------
 
@@ -234,9 +234,9 @@ class FetchedHeads:
             await self._fetch_all(fetch, ids, tenant, loan, is_urgent=is_urgent)
         except (FabricError, OSError) as error:
             reason = getattr(error, "code", type(error).__name__)
-            _log.info("a beginning does not come from %s: %s", fetch.source, reason)
+            _log.info("cannot fetch a head from %s: %s", fetch.source, reason)
         except Exception:  # noqa: BLE001 - optional: the turn computes it
-            _log.exception("fetching a beginning failed")
+            _log.exception("fetching a head failed")
             self._health.note_failed_round()
         finally:
             self._fetches.discard(fetch)
@@ -251,13 +251,13 @@ class FetchedHeads:
         *,
         is_urgent: bool,
     ) -> None:
-        """Ask and fetch until nothing more is stored or computed there."""
+        """Request offers and fetch until the source neither stores nor computes more."""
         wait_s, grace_polls = (HEAD_POLL_S_MAX, HEAD_GRACE_POLLS) if loan.is_coming else (0.0, 0)
         end = len(fetch.names) * BLOCK_TOKENS
         while fetch.end_tokens < end and not fetch.cancel.is_set():
             had, me = fetch.end_tokens, self._identity.name
             call = OfferHead(fetch.name, me, tenant, fetch.names, had, wait_s, is_urgent)
-            offer = await self._ask_offer(loan, call)
+            offer = await self._request_offer(loan, call)
             lent = offer.head
             if fetch.cancel.is_set():
                 return
@@ -267,14 +267,14 @@ class FetchedHeads:
             if offer.coming_tokens or lent is not None:
                 fetch.note_progress(offer.coming_tokens)
             self._engine.wake()
-            may_come = grace_polls > 0 or (loan.is_coming and offer.is_preparing)
-            is_awaited = may_come and fetch.end_tokens == fetch.begun_tokens
+            may_arrive = grace_polls > 0 or (loan.is_coming and offer.is_preparing)
+            is_awaited = may_arrive and fetch.end_tokens == fetch.begun_tokens
             grace_polls -= 1
             if max(offer.coming_tokens, had) <= fetch.end_tokens and not is_awaited:
                 return
             wait_s = HEAD_POLL_S_MAX
 
-    async def _ask_offer(self, loan: HeadLoan, call: OfferHead) -> HeadOffer:
+    async def _request_offer(self, loan: HeadLoan, call: OfferHead) -> HeadOffer:
         raw_call = encode_call(call, origin=call_origin())
         raw = await self._ask(loan.source, loan.addresses, raw_call, call.wait_s)
         reply = decode_reply(HeadOffer, raw)
@@ -290,7 +290,7 @@ class FetchedHeads:
         loan: HeadLoan,
         lent: LentHead,
     ) -> None:
-        """Fetch what is offered, within the time that it should take; raise FabricError."""
+        """Fetch the offered blocks within a multiple of the expected time; raise FabricError."""
         record = self._record(tenant, ids[: lent.tokens], loan.source, lent)
         missing = self._store.missing(record)
         size_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
@@ -302,7 +302,7 @@ class FetchedHeads:
         task.add_done_callback(self._tasks.discard)
         limit_s = HEAD_FETCH_S_MIN + HEAD_FETCH_FACTOR * expected_s
         done, _ = await asyncio.wait({task}, timeout=limit_s)
-        if not done:  # it ends by itself, and releases what it holds
+        if not done:  # the task ends by itself, and releases its blocks
             fetch.cancel.set()
             task.add_done_callback(_read_error)
             message = f"the blocks have not arrived within {limit_s:.1f} s"
@@ -320,7 +320,7 @@ class FetchedHeads:
         if fetch.end_tokens == fetch.begun_tokens:
             fetch_s += HEAD_START_S
         if tokens_per_s and fetch_s >= tokens / tokens_per_s:
-            message = "computing the beginning takes no longer"
+            message = "computing the head takes no longer"
             raise RetryLaterError(message, code="slow_link")
 
     def _bytes_per_s(self, source: NodeName, lent: LentHead) -> float:
@@ -330,16 +330,16 @@ class FetchedHeads:
     def _record(
         self, tenant: TenantId, ids: Sequence[int], source: NodeName, lent: LentHead
     ) -> Manifest:
-        """Return the record of what is lent, over this node's own tokens.
+        """Return the record of the lent blocks, over this node's own tokens.
 
         Raise RejectedError or CorruptDataError if its blocks are not those of the tokens.
         """
         count = len(ids)
-        whole = [(ref.tokens_count, ref.group) for ref in lent.blocks]
-        if lent.tokens != count or count % BLOCK_TOKENS or len(whole) * BLOCK_TOKENS != count:
+        kinds = [(ref.tokens_count, ref.group) for ref in lent.blocks]
+        if lent.tokens != count or count % BLOCK_TOKENS or len(kinds) * BLOCK_TOKENS != count:
             message = "a head consists of whole blocks"
             raise RejectedError(message, code="bad_offer")
-        if set(whole) != {(BLOCK_TOKENS, CacheGroup.FULL)}:
+        if set(kinds) != {(BLOCK_TOKENS, CacheGroup.FULL)}:
             message = "a head consists of whole blocks of full layers"
             raise RejectedError(message, code="bad_offer")
         record = Manifest(

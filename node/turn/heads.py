@@ -1,7 +1,7 @@
-"""Heads of turns: the blocks of a prompt that other turns may wait for, and may be lent meanwhile.
+"""Heads of turns: blocks of a prompt that other turns may wait for, and may borrow meanwhile.
 
 Once a block is awaited, the turn that computes it publishes it (`node/turn/saver.py`), and the
-engine lets those continue that wait for it (`node/engine/heads.py`). No record refers to it yet.
+engine resumes the turns that wait for it (`node/engine/heads.py`). No record refers to it yet.
 """
 
 import asyncio
@@ -40,27 +40,27 @@ class TurnHeads:
         self.store = store
         self.workers = workers
         self.health = health
-        self.ends_count = 0  # of turns; after any, more may be stored
+        self.ends_count = 0  # ended turns; each may have stored more blocks
         self._lent: dict[Head, tuple[NamedBlock, ...]] = {}
         self._running: dict[Head, Agent] = {}
         self._waiting: set[Head] = set()
-        self._kept: dict[BlockHash, list[BlockRef]] = {}  # by the name of the first block
-        self.news = asyncio.Event()  # replaced once it is set: a turn began, published or ended
+        self._kept: dict[BlockHash, list[BlockRef]] = {}  # by the first block's name
+        self.news = asyncio.Event()  # set and replaced when a turn begins, publishes or ends
 
     async def of(self, agent: Agent, prepared: Prepared, request: GenerateRequest) -> Head | None:
         """Return the head of a turn's prompt; None if it shares nothing.
 
-        What an edit affected is its agent's alone, and so is all that a private agent computes.
+        Tokens after an edit are never shared, nor is anything that a private agent computes.
         """
         layout, ids = prepared.layout, prepared.plan.ids[:-1]
         is_plain = not (layout.head_tokens or prepared.moves or request.is_scored)
-        is_begun = request.resume is not None  # and its client waits for the next token
+        is_begun = request.resume is not None  # its client waits for the next token
         if is_begun or not (is_plain and self.health.reuses and len(ids) >= BLOCK_TOKENS):
             return None
         tenant, same_tokens = agent.manifest.tenant, prepared.plan.kept_tokens
-        known = agent.chain()
+        known_spans = agent.chain()
         spans = await self.workers.run(
-            lambda: self.store.spans(tenant, ids, known, min(same_tokens, len(ids)))
+            lambda: self.store.spans(tenant, ids, known_spans, min(same_tokens, len(ids)))
         )
         has_states = CacheGroup.STATE in self.store.spec.groups
         return Head(
@@ -75,13 +75,13 @@ class TurnHeads:
 
     # --- turns that may wait ------------------------------------------------------------------
 
-    def prepared_to_wait(
+    def give_up_shorter_cache(
         self, agent: Agent, prepared: Prepared, head: Head, *, is_lent: bool = False
     ) -> Prepared:
-        """Give up a resident cache if a turn that runs shares more of the prompt than it does.
+        """Give up a resident cache if a running turn shares more of the prompt than it holds.
 
-        With `is_lent`, another node may, as the router says.
-        Its memory must not be held meanwhile. It is stored, and would be cut to what it shares.
+        With `is_lent`, another node may share more, as the router reports. The cache's memory must
+        not be held during the wait; it is stored, and would be cut to the shared part.
         """
         least_tokens = prepared.cached + HEAD_TOKENS_MIN
         is_less = prepared.cached < BLOCK_TOKENS and (
@@ -94,14 +94,14 @@ class TurnHeads:
         return stored_prefix(prepared.plan, EMPTY_LAYOUT, CacheTier.COLD, room, is_kept=is_kept)
 
     def begin(self, head: Head, agent: Agent) -> None:
-        """Note a turn that computes a beginning, and may wait for blocks of another one."""
+        """Note a turn that computes a head, and may wait for blocks of another turn."""
         self._running[head] = agent
         if head.waits:
             self._waiting.add(head)
-        self._tell()
+        self._notify()
 
     def leads(self, tenant: TenantId, name: BlockHash) -> list[tuple[Head, Agent]]:
-        """Return the running turns of a tenant that lend what they compute after a first block."""
+        """Return a tenant's running turns with this first block that lend what they compute."""
         return [
             (head, agent)
             for head, agent in self._running.items()
@@ -109,16 +109,16 @@ class TurnHeads:
             if agent.key[0] == tenant and not agent.is_private
         ]
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
 
     def note_start(self, head: Head, prepared: Prepared) -> None:
-        """Note the blocks that a turn begins with: no other turn waits for stored blocks."""
-        stored = min(prepared.cached, prepared.layout.tokens_count)
-        head.published_tokens = stored // BLOCK_TOKENS * BLOCK_TOKENS
+        """Note the blocks that a turn begins with, for which no other turn needs to wait."""
+        stored_tokens = min(prepared.cached, prepared.layout.tokens_count)
+        head.published_tokens = stored_tokens // BLOCK_TOKENS * BLOCK_TOKENS
         self._stop_waiting(head)
-        self._tell()
+        self._notify()
 
     def end(self, head: Head) -> None:
         """Note the end of a turn."""
@@ -126,7 +126,7 @@ class TurnHeads:
         self._running.pop(head, None)
         self.take_back(head)
         self._stop_waiting(head)
-        self._tell()
+        self._notify()
 
     def _stop_waiting(self, head: Head) -> None:
         self._waiting.discard(head)
@@ -142,15 +142,15 @@ class TurnHeads:
     def lend(self, head: Head, blocks: Iterable[NamedBlock]) -> None:
         """Lend all blocks that a turn has published so far to others of its tenant."""
         self._lent[head] = tuple(blocks)
-        self._tell()
+        self._notify()
 
     def take_back(self, head: Head) -> None:
-        """Lend a turn's blocks no more: its record does, if any."""
+        """Stop lending a turn's blocks; its record refers to them now, if it has one."""
         self._lent.pop(head, None)
 
     @property
     def lent(self) -> frozenset[BlockRef]:
-        """Blocks that turns lend which still run."""
+        """Blocks that running turns lend."""
         return frozenset(ref for blocks in self._lent.values() for _, ref in blocks)
 
     def with_part(self, tenant: TenantId, shared: Layout, ids: list[int]) -> Layout:
@@ -172,7 +172,7 @@ class TurnHeads:
         return shared if longest is None else replace(shared, parts=(*shared.parts, longest))
 
     def keep(self, head: Head) -> None:
-        """Hold a failed turn's blocks until those have looked that may wait for them."""
+        """Hold a failed turn's blocks until the turns that may wait for them have started."""
         refs = [ref for _, ref in self._lent.get(head, ())]
         if refs and self._is_awaited(head.names[0]):
             self.store.blocks.hold(refs)

@@ -1,4 +1,4 @@
-"""Beginnings of prompts that this node lends to turns on other nodes, as blocks.
+"""Heads of prompts that this node lends to turns on other nodes, as blocks.
 
     stored      an agent's saved record, up to its first edit, or a prefix that was fetched
     running     a turn: what it has published, and has to publish because another node asks
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HeadLenders:
-    """Offers of beginnings to other nodes' turns; used on the event loop."""
+    """Offers of heads to other nodes' turns; used on the event loop."""
 
     clock: Clock
     table: AgentTable
@@ -63,11 +63,11 @@ class HeadLenders:
     health: Health
 
     async def offer(self, call: OfferHead) -> HeadOffer:
-        """Offer what is stored of a beginning, once it is more than the caller has.
+        """Offer the stored part of a head, once it exceeds what the caller has.
 
-        Turns that compute more of it publish it meanwhile.
+        Running turns that compute more of the head publish it meanwhile.
         """
-        self.transfers.offers.withdraw(call.migration)  # the blocks before have arrived
+        self.transfers.offers.withdraw(call.migration)  # the earlier blocks have arrived
         if not self.health.reuses or call.tenant == SELF_TEST_TENANT:
             return HeadOffer(None)
         wanted = Head(
@@ -87,7 +87,7 @@ class HeadLenders:
     async def _offer_more(self, call: OfferHead, wanted: Head) -> HeadOffer:
         until_s = self.clock.monotonic_s() + call.wait_s
         while True:
-            news = self.heads.news  # before looking
+            news = self.heads.news  # read before the lookup, so that no change is missed
             lent = await self._longest(call, wanted)
             left_s = until_s - self.clock.monotonic_s()
             if lent is not None or left_s <= 0:
@@ -97,18 +97,18 @@ class HeadLenders:
                 await asyncio.wait_for(news.wait(), left_s)
 
     def _coming_tokens(self, tenant: TenantId, wanted: Head) -> int:
-        """Return how many tokens of a head running turns have or compute, in whole blocks."""
-        found = 0
+        """Return how many tokens of a head running turns hold or compute, in whole blocks."""
+        longest = 0
         for lead, _ in self.heads.leads(tenant, wanted.names[0]):
             most = lead.computed_tokens
             common = wanted.common_tokens(lead)
-            found = max(found, common if most is None else min(common, most))
-        return found // BLOCK_TOKENS * BLOCK_TOKENS
+            longest = max(longest, common if most is None else min(common, most))
+        return longest // BLOCK_TOKENS * BLOCK_TOKENS
 
     # --- what is stored ----------------------------------------------------------------------
 
     async def _longest(self, call: OfferHead, wanted: Head) -> LentHead | None:
-        """Offer the longest stored beginning, if it is more than the caller has."""
+        """Offer the longest stored part of a head, if it exceeds what the caller has."""
         had = wanted.stored_tokens // BLOCK_TOKENS
         best, count = None, had
         for record in self._records(call.tenant, call.names[0]):
@@ -129,18 +129,18 @@ class HeadLenders:
 
     def _records(self, tenant: TenantId, first: BlockHash) -> Iterator[Manifest]:
         """Yield the records of this tenant that begin with a block, and may be lent."""
-        keys = self.table.beginning_with(tenant, first)
+        keys = self.table.agents_beginning_with(tenant, first)
         agents = (agent for key in keys if (agent := self.table.get(key)) is not None)
         sharing = (agent for agent in agents if self.prefixes.may_share(agent))
         for agent in islice(sharing, HEAD_LENDERS_MAX):
             yield self.prefixes.shared_record(agent)
-        held = (record for record in self.leases.records if record.tenant == tenant)
-        yield from islice(held, HEAD_LENDERS_MAX)
+        leased = (record for record in self.leases.records if record.tenant == tenant)
+        yield from islice(leased, HEAD_LENDERS_MAX)
 
     def _best_lead(
         self, tenant: TenantId, wanted: Head, count: int
     ) -> tuple[Agent, Head, int] | None:
-        """Return the running turn that has published most, if that is more than `count` blocks."""
+        """Return the running turn that has published the most blocks, if more than `count`."""
         best = None
         for lead, agent in self.heads.leads(tenant, wanted.names[0]):
             ready = min(wanted.common_tokens(lead), lead.published_tokens) // BLOCK_TOKENS
@@ -152,9 +152,9 @@ class HeadLenders:
         """Return the record of the first blocks that a running turn has published."""
         tenant, ids = agent.key[0], lead.ids[: count * BLOCK_TOKENS]
         shared = await self.workers.run(lambda: self.store.shared_prefix(tenant, ids))
-        if agent.is_private or not lead.leads:  # since then
+        if agent.is_private or not lead.leads:  # changed during the lookup
             return None
-        may_use = self.table.lent(agent, shared.blocks, self.leases.refs | self.heads.lent)
+        may_use = self.table.count_usable(agent, shared.blocks, self.leases.refs | self.heads.lent)
         layout = shared.cut(may_use * BLOCK_TOKENS)
         lender = replace(agent.manifest, owner=self.health.name)
         return await self.workers.run(lambda: prefix_record(self.store, lender, ids, layout))

@@ -87,19 +87,19 @@ class Prefixes:
         """Find the prefix for `plan`, without changing the agent's cache."""
         room = len(plan.ids) + min(request.sampling.max_tokens, ROOM_TOKENS)
         if request.is_scored:  # reused tokens would have no scores
-            return await self._cold(plan, room, is_kept=request.is_kept)
+            return await self._prepare_cold(plan, room, is_kept=request.is_kept)
         await self.prefetches.join(agent)
-        own = await self._own(agent, plan, room, request)
+        prepared = await self._find_reusable(agent, plan, room, request)
         is_named = request.identity.kind is IdentityKind.AGENT and request.resume is None
         if request.edits is EditMode.ANYWHERE and is_named and self.health.reuses:
-            return await self.borrowed.prepare(agent, own)
-        return own
+            return await self.borrowed.prepare(agent, prepared)
+        return prepared
 
-    async def _own(
+    async def _find_reusable(
         self, agent: Agent, plan: PromptPlan, room: int, request: GenerateRequest
     ) -> Prepared:
         """Find the prefix, without borrowing spans from other contexts."""
-        # An answer that moved here keeps the edited cache with which it began.
+        # An answer that moved here continues with its edited cache.
         keeps = request.edits is not None and request.edits.keeps
         if (keeps or request.resume is not None) and self.health.reuses:
             edited = await self.edited.prepare(agent, plan, room, is_kept=request.is_kept)
@@ -114,7 +114,7 @@ class Prefixes:
 
     async def _find(self, agent: Agent, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
         resident = agent.cache
-        usable = self._usable(agent, plan)
+        usable = self._usable_tokens(agent, plan)
         hot = resident.rewind_point(usable) if resident is not None else 0
         hot = hot if self.identity.usable_prefix(hot) == hot else 0
         stored = None
@@ -133,27 +133,27 @@ class Prefixes:
             layout = unedited_layout(agent.saved, agent.stored_tokens)
             return Prepared(plan, resident, hot, CacheTier.HOT, layout, room, is_kept=is_kept)
         assert stored is not None, "a prefix that is not hot is stored"
-        if stored.tokens_count or self.health.reuses:  # without any, more may be stored later
+        if stored.tokens_count or self.health.reuses:  # if none is stored, some may be stored later
             tier = stored.tier if stored.tokens_count else CacheTier.COLD
             return stored_prefix(plan, stored.layout, tier, room, is_kept=is_kept)
-        return await self._cold(plan, room, is_kept=is_kept)
+        return await self._prepare_cold(plan, room, is_kept=is_kept)
 
     async def look_again(self, agent: Agent, prepared: Prepared) -> Prepared:
         """Find blocks that were stored while the turn waited for memory."""
         plan = prepared.plan
-        stored = await self._best_prefix(agent, plan, self._usable(agent, plan))
+        stored = await self._best_prefix(agent, plan, self._usable_tokens(agent, plan))
         if stored.tokens_count <= prepared.cached:
             return prepared
         plan = replace(plan, marks=plan.marks.with_branch(stored.common_tokens))
         layout, cached = stored.layout, stored.tokens_count
         return replace(prepared, plan=plan, layout=layout, cached=cached, tier=stored.tier)
 
-    def _usable(self, agent: Agent, plan: PromptPlan) -> int:
+    def _usable_tokens(self, agent: Agent, plan: PromptPlan) -> int:
         """Return how many leading tokens of the prompt the agent's own cache can provide."""
-        exact = agent.exact_tokens  # an edited cache serves only turns that ask for it
+        exact = agent.exact_tokens  # an edited cache serves only turns that request it
         return self.identity.usable_prefix(min(plan.kept_tokens, len(plan.ids) - 1, exact))
 
-    async def _cold(self, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
+    async def _prepare_cold(self, plan: PromptPlan, room: int, *, is_kept: bool) -> Prepared:
         fresh = await self.engine.between_steps(lambda: self.engine.engine.new_cache(0))
         fresh.keeps_slid = is_kept and self.health.reuses
         return Prepared(plan, fresh, 0, CacheTier.COLD, EMPTY_LAYOUT, room, is_kept=is_kept)
@@ -169,7 +169,7 @@ class Prefixes:
 
         Stops reading when `cancel` is set.
         """
-        assert prepared.is_stored, "only what is stored is restored"
+        assert prepared.is_stored, "only a stored prefix is restored"
         restored = await self._read(agent, prepared, cache, cancel)
         is_less = restored.reused_tokens < prepared.reused_tokens
         is_own_edit = prepared.layout.is_edited and prepared.plain_plan is None
@@ -184,8 +184,8 @@ class Prefixes:
     async def _other_prefix(
         self, agent: Agent, plan: PromptPlan, reused_tokens: int
     ) -> "_StoredPrefix | None":
-        """Find a longer prefix than the restored one, whose rest is damaged or abandoned."""
-        other = await self._best_prefix(agent, plan, self._usable(agent, plan))
+        """Find a longer prefix than the restored one, the rest of which is damaged or abandoned."""
+        other = await self._best_prefix(agent, plan, self._usable_tokens(agent, plan))
         return other if other.tokens_count > reused_tokens else None
 
     async def _read(
@@ -194,7 +194,7 @@ class Prefixes:
         """Read the layout's blocks into the cache; return the prefix that was restored."""
         tenant, ids, wanted = agent.manifest.tenant, prepared.plan.ids, prepared.layout
         store, refs = self.store, wanted.refs if wanted.is_edited else []
-        store.blocks.hold(refs)  # blocks of others may be evicted during the read
+        store.blocks.hold(refs)  # blocks of other agents may be evicted during the read
         try:
             layout = await self.restores.read(tenant, ids, wanted, cache, cancel, fills_holes=True)
         finally:
@@ -245,22 +245,22 @@ class Prefixes:
         """Choose the best of the agent's record and of records that begin with the same tokens."""
         if not self.health.reuses:
             return _StoredPrefix(EMPTY_LAYOUT, CacheTier.COLD)
-        known, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
-        # Checked before the search too, because released blocks can still be found for a moment.
+        ids, tenant = plan.ids[: len(plan.ids) - 1], agent.manifest.tenant
+        # Checked before the search, too, because released blocks can still be found briefly.
         is_hidden = self._hides(agent)
-        shared = await self.workers.run(lambda: self.store.shared_prefix(tenant, known))
+        shared = await self.workers.run(lambda: self.store.shared_prefix(tenant, ids))
         if is_hidden or self._hides(agent):
-            lent = self.table.lent(agent, shared.blocks, self.leases.refs | self.heads.lent)
-            shared = shared.cut(lent * BLOCK_TOKENS)
-        alike = self.table.alike(agent, shared.blocks)
-        shared = self.heads.with_part(tenant, shared, known)
+            most = self.table.count_usable(agent, shared.blocks, self.leases.refs | self.heads.lent)
+            shared = shared.cut(most * BLOCK_TOKENS)
+        more = self.table.records_beginning_with(agent, shared.blocks)
+        shared = self.heads.with_part(tenant, shared, ids)
         tier = CacheTier.PEER if agent.came_from_peer else CacheTier.DISK
 
         def choose() -> _StoredPrefix:
-            prefixes = [] if agent.saved is None else [self._of(agent.saved, plan, usable, tier)]
-            prefixes.append(self._stored_prefix(shared, len(known), CacheTier.DISK))
-            if max(prefix.tokens_count for prefix in prefixes) < len(known):
-                prefixes += [self._of(record, plan, len(known), CacheTier.DISK) for record in alike]
+            prefixes = [] if agent.saved is None else [self._match(agent.saved, plan, usable, tier)]
+            prefixes.append(self._stored_prefix(shared, len(ids), CacheTier.DISK))
+            if max(prefix.tokens_count for prefix in prefixes) < len(ids):
+                prefixes += [self._match(record, plan, len(ids), CacheTier.DISK) for record in more]
             best = max(prefixes, key=lambda prefix: prefix.tokens_count)
             return replace(best, common_tokens=max(prefix.common_tokens for prefix in prefixes))
 
@@ -272,7 +272,7 @@ class Prefixes:
             agent.manifest.tenant
         )
 
-    def _of(
+    def _match(
         self, record: Manifest, plan: PromptPlan, limit: int, tier: CacheTier
     ) -> "_StoredPrefix":
         """Return the stored prefix that a record shares with the prompt, up to `limit` tokens."""
@@ -297,7 +297,7 @@ class _StoredPrefix:
 
     layout: Layout
     tier: CacheTier
-    common_tokens: int = 0  # of prompt and record; some of them may not be restorable
+    common_tokens: int = 0  # shared by prompt and record; not all may be restorable
 
     @property
     def tokens_count(self) -> int:

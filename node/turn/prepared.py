@@ -13,7 +13,7 @@ from node.mlx.resident_cache import ResidentCache
 
 
 class UnmadeCache:
-    """Placeholder for a cache that is made once its memory is granted."""
+    """Placeholder for a cache that is created once its memory is granted."""
 
     tokens_count = 0
     ahead_tokens = 0
@@ -27,8 +27,8 @@ UNMADE_CACHE: Final = cast("ResidentCache", UnmadeCache())
 class Prepared:
     """Cache for a plan, of whose prompt it holds the first `cached` tokens.
 
-    `layout` says which of them are stored, and where: all, if the cache is going to be read from
-    the disk. That one is made when its memory is granted; a resident one is rewound then.
+    `layout` lists the stored ones with their blocks: all of them if the cache is read from disk.
+    Once its memory is granted, such a cache is created, and a resident one is rewound.
     """
 
     plan: PromptPlan
@@ -37,10 +37,10 @@ class Prepared:
     tier: CacheTier
     layout: Layout
     room_tokens: int  # capacity that prompt and answer need
-    is_kept: bool = True  # so what slides out of its windows is saved
-    is_stored: bool = False  # to be read from the disk
-    moves: tuple[Move, ...] = ()  # of a resident cache that is edited now
-    plain_plan: PromptPlan | None = None  # without borrowed spans, if the layout has any
+    is_kept: bool = True  # blocks that slide out of its windows are saved
+    is_stored: bool = False  # its layout is read from the disk
+    moves: tuple[Move, ...] = ()  # moves by which a resident cache is edited now
+    plain_plan: PromptPlan | None = None  # plan without borrowed spans, if the layout has any
     fetched_tokens: int = 0  # cached tokens that another node sent while the turn waited
 
     @property

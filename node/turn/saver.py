@@ -24,7 +24,7 @@ from fabric.record.directive import Directive, mark_applied
 from fabric.record.manifest import AgentSettings, Manifest, OwnerState
 from fabric.record.piece_table import PieceTable
 from fabric.record.provenance import Provenance, TruncatedBy
-from fabric.record.turn_history import TurnNote, noted
+from fabric.record.turn_history import TurnNote, append_turn
 from fabric.turn.conversation_form import ConversationForm
 from fabric.turn.generation import IdentityKind
 from fabric.u32s import U32s
@@ -87,8 +87,8 @@ class Saver:
         self._ids: Sequence[int] = prepared.plan.ids[:-1]  # tokens whose blocks are saved ahead
         self._named_tokens = prepared.plan.kept_tokens  # leading tokens whose blocks have names
         self._early: asyncio.Task[None] | None = None
-        self._publishing: asyncio.Task[None] | None = None  # of what others await
-        self._writing = asyncio.Lock()  # so that no block is stored twice
+        self._publishing: asyncio.Task[None] | None = None  # publication of awaited blocks
+        self._writing = asyncio.Lock()  # prevents storing a block twice
         self._is_decoding = False
         self._has_failed = False
         self._over = asyncio.Event()
@@ -104,10 +104,10 @@ class Saver:
 
     def note_decoding(self) -> None:
         self._is_decoding = True
-        self._engine.moving.end_pause(self._agent.manifest.migration)  # which brought it here
+        self._engine.moving.end_pause(self._agent.manifest.migration)  # the move that brought it
 
     def publish_awaited(self) -> None:
-        """Begin to publish what is computed of the beginning that another turn awaits, if any."""
+        """Begin to publish the computed part of an awaited head, if there is one."""
         is_busy = self._publishing is not None and not self._publishing.done()
         if self._head is not None and self._early is not None and not is_busy:
             self._publishing = asyncio.create_task(self._publish_head(self._head))
@@ -125,7 +125,7 @@ class Saver:
                 async with self._writing:
                     await self._name(self._ids)
                     blocks = await writer.save_beginning(self._ids, end)
-                if self._agent.is_private:  # since the turn began
+                if self._agent.is_private:  # made private since the turn began
                     break
                 parts.heads.lend(head, blocks)
                 head.published_tokens = end
@@ -133,9 +133,9 @@ class Saver:
             else:
                 return
         except (FabricError, OSError) as error:
-            _log.warning("a beginning that others await is not published: %s", error)
+            _log.warning("an awaited head is not published: %s", error)
         except Exception:  # noqa: BLE001 - optional: waiting turns compute it themselves
-            _log.exception("publishing a beginning failed")
+            _log.exception("publishing a head failed")
             parts.health.note_failed_round()
         head.leads = False
         parts.heads.take_back(head)
@@ -155,7 +155,7 @@ class Saver:
         try:
             async with self._writing:
                 spans = await self._name(self._ids)
-            known = zip(spans, writer.stored_all(spans), strict=True)
+            known = zip(spans, writer.find_all_stored(spans), strict=True)
             full = deque(span for span, ref in known if span.is_full and ref is None)
             passing = len(self._spec.groups) > 1
             wait_s = DRAIN_S if passing else FIRST_WAIT_S
@@ -235,7 +235,7 @@ class Saver:
     async def abandon(self, *, lends: bool = False) -> None:
         """End without a record; the blocks saved ahead become unreferenced.
 
-        If it `lends`, those that others await are held until they have looked.
+        With `lends`, blocks that other turns await are held until those turns have started.
         """
         await self._end_early()
         if self._head is not None and lends:
@@ -251,9 +251,8 @@ class Saver:
     ) -> bool:
         """Publish the turn's record and keep its cache hot; return whether it is durable.
 
-        `note` is called once all but the record is saved. With `seal`, the published record is also
-        sealed for that move: a client waits for its next token meanwhile, and one write is faster
-        than two.
+        `note` is called once all blocks are saved. With `seal`, the published record is also sealed
+        for that move: the client waits for its next token, and one write is faster than two.
         """
         if seal is None:
             return await self._commit(ended, shown, None, note)
@@ -294,7 +293,7 @@ class Saver:
         except EngineFailedError:
             raise
         except (FabricError, OSError) as error:
-            await self._writer.computed(cache.rest)
+            await self._writer.compute(cache.rest)
             parts.unsaved.note_failure(agent, error)
             manifest = _with_turn(manifest, note())
             agent.manifest = replace(manifest, pinned=agent.manifest.pinned)
@@ -310,9 +309,9 @@ class Saver:
         return agent.is_durable
 
     async def _idle_cache(self, ended: Ended) -> ResidentCache | None:
-        """Return a saved turn's cache, reduced to an idle agent's needs; None if it is not kept."""
+        """Trim a saved turn's cache to an idle agent's needs; return None if it is not kept."""
         try:
-            await self._writer.computed(self._cache.rest)
+            await self._writer.compute(self._cache.rest)
         except EngineFailedError:
             return None
         return None if ended.is_preempted and self._agent.is_durable else self._cache
@@ -320,25 +319,25 @@ class Saver:
     def _directives_after(self, *, is_whole: bool) -> tuple[Directive, ...] | None:
         """Return the agent's directives; mark those that a completely computed prompt applied.
 
-        They count as applied even if the answer moves to another node, which does not know which
-        ones matched.
+        They count as applied even if the answer moves to another node, which cannot tell which of
+        them matched.
         """
-        known = self._agent.manifest.directives
-        if not known or not (is_whole or self._request.extends):
-            return known
+        directives = self._agent.manifest.directives
+        if not directives or not (is_whole or self._request.extends):
+            return directives
         return (
-            mark_applied(known, self._prompt.directed.matched)
+            mark_applied(directives, self._prompt.directed.matched)
             if self._request.resume is None
-            else known
+            else directives
         )
 
     def _form_after(self, ended: Ended, shown: ShownAnswer) -> ConversationForm | None:
         """Return the form of an unnamed conversation with its answer.
 
-        Without a whole answer, the form before it stays: later prompts begin with that, too.
+        An incomplete answer leaves the form unchanged, since later prompts begin with that form.
         """
         forms, known = self._prompt.restored.forms, self._agent.manifest.form
-        is_moved = self._request.resume is not None  # by then, its turn names it
+        is_moved = self._request.resume is not None  # a moved answer's turn names the agent
         if forms is None or (is_moved and known is None):
             return None
         if ended.reason is None:
@@ -363,7 +362,7 @@ class Saver:
         ids = old.token_ids[:taken] + plan.ids[taken:count]
         ends = old.token_ends[:taken] + plan.ends[taken:count]
         truncated_by, marks = None, plan.marks
-        if self._request.resume is not None:  # the answer's first node has found the boundaries
+        if self._request.resume is not None:  # the answer's first node found the boundaries
             marks = old.provenance.marks
         if count < len(plan.ids):
             text = text[: ends[-1] if ends else 0]
@@ -408,5 +407,5 @@ class Saver:
 
 def _with_turn(record: Manifest, note: TurnNote) -> Manifest:
     """Return the record with one more turn in its history."""
-    known = record.provenance
-    return replace(record, provenance=replace(known, turns=noted(known.turns, note)))
+    before = record.provenance
+    return replace(record, provenance=replace(before, turns=append_turn(before.turns, note)))

@@ -1,6 +1,6 @@
 """One turn of one agent: prepare the prompt, claim the agent, decode, and stream events.
 
-Each turn is a task of its own, so that a client that hangs up ends the decoding but never leaves
+Each turn runs in its own task, so that a client that disconnects ends the decoding but never leaves
 an agent half saved. Events go to a bounded queue; a client that does not read is dropped.
 """
 
@@ -45,12 +45,12 @@ class Turn:
         self._request = request
         self._timer = TurnTimer(parts.savers.clock, request)
         self._queue: asyncio.Queue[Event | FabricError | None] = asyncio.Queue()
-        self._unwanted = threading.Event()  # the client has left
-        self._is_waiting = False  # for its prompt's tokens or its agent
-        self._is_dropping = False  # events, as the client reads too slowly
-        self._outgoing: OutgoingMove | None = None  # its agent's, while it holds the agent
-        self._decoding: Decoding | None = None  # while it holds the agent
-        self.saved = asyncio.Event()  # its record is published, or it ended without one
+        self._unwanted = threading.Event()  # the client has disconnected
+        self._is_waiting = False  # waits for its prompt's tokens or its agent
+        self._is_dropping = False  # drops events, as the client reads too slowly
+        self._outgoing: OutgoingMove | None = None  # its agent's move, while it holds the agent
+        self._decoding: Decoding | None = None  # set while it holds the agent
+        self.saved = asyncio.Event()  # set once its record is published, or it ended without one
         self.task = asyncio.create_task(self._run())
         parts.live.add(self)
 
@@ -84,7 +84,7 @@ class Turn:
                 is_first = False
                 yield item
         finally:
-            item = None  # an error's traceback holds this frame, and the turn's own
+            item = None  # an error's traceback holds this frame and the turn's
             self.cancel()
 
     def cancel(self) -> None:
@@ -130,12 +130,12 @@ class Turn:
         if self._queue.qsize() >= STREAM_EVENTS_MAX and not is_last:
             self._is_dropping = True
             self.cancel()
-        if not self._is_dropping:  # after a dropped event only the end follows
+        if not self._is_dropping:  # after a dropped event, only the end is sent
             self._queue.put_nowait(event)
 
     def _fail(self, error: FabricError) -> None:
         stopping = self._parts.health.stopping if isinstance(error, HungUpError) else None
-        # Unread, its traceback's frames would keep the cache, and through this queue themselves.
+        # If unread, the frames of its traceback would keep the cache and this queue alive.
         self._queue.put_nowait((stopping or error).with_traceback(None))
 
     async def _run(self) -> None:
@@ -161,7 +161,7 @@ class Turn:
                 self._emit(last)
         except FabricError as error:
             self._fail(error)
-        except asyncio.CancelledError:  # while it waited
+        except asyncio.CancelledError:  # cancelled while it waited
             if not self._unwanted.is_set():
                 raise
             self._fail(HungUpError())
@@ -176,7 +176,7 @@ class Turn:
             self._queue.put_nowait(None)
 
     async def _claim_and_serve(self) -> Finished | HandedOver | None:
-        """Return the last event; only when the agent is idle, so that its next turn finds it so."""
+        """Return the last event once the agent is idle, so that its next turn finds it idle."""
         parts, request, timer = self._parts, self._request, self._timer
         if parts.health.stopping is not None or self._unwanted.is_set():
             raise HungUpError

@@ -154,7 +154,7 @@ class Sequences:
             hot.make_room(needs_bytes)
 
     def release(self, sequence: Sequence) -> None:
-        assert sequence.reservation is not None, "submit made one"
+        assert sequence.reservation is not None, "`submit` created one"
         sequence.reservation.release()
         self.engine.heads.end(sequence)
         if sequence.head is not None:

@@ -114,7 +114,7 @@ SUPERSEDE_BODY: Final = ObjectOf(SupersedeBody, is_strict=True)
 
 
 class AgentSettingsApi:
-    """Routes that set how long an agent's cache is worth keeping, and who may reuse it."""
+    """Routes that set the retention of an agent's cache, and which agents may reuse it."""
 
     def __init__(self, fleet: Fleet, propagation: SettingsPropagation, clock: Clock) -> None:
         self._fleet = fleet
@@ -184,8 +184,10 @@ class AgentSettingsApi:
         Raise NodeLostError if the owner does not answer: the copy may be all that is left.
         """
         owner = await self._fleet.reread_owner(key)
-        held = {holding.node: holding for holding in self._fleet.directory.unerased_holdings(key)}
-        copy = held.get(NodeName(node))
+        holdings = {
+            holding.node: holding for holding in self._fleet.directory.unerased_holdings(key)
+        }
+        copy = holdings.get(NodeName(node))
         if copy is None:
             refuse("node", "it has no copy of this agent")
         view = owner.view

@@ -75,14 +75,14 @@ class AgentsApi:
         Operators may list those of another tenant, or of all.
         """
         fleet, query = self._fleet, request.query_params
-        page, wanted = page_of(query, AGENTS_PAGE_MAX), AgentFilter.of(query)
+        page, agent_filter = page_of(query, AGENTS_PAGE_MAX), AgentFilter.of(query)
         keys = self._listed_keys(request)
         fleet.discovery.require_nodes()
         await fleet.membership.refresh(relist=True)
-        if wanted.node is not None:
-            fleet.require_node(wanted.node, param="node")
+        if agent_filter.node is not None:
+            fleet.require_node(agent_filter.node, param="node")
         is_whole = query.get(TENANT) == ALL_TENANTS
-        found = [key for key in keys() if wanted.matches(fleet, key)]
+        found = [key for key in keys() if agent_filter.matches(fleet, key)]
         shown, has_more = page.cut(found, lambda key: _row_name(key, is_whole=is_whole))
         agents = [agent_row(fleet, key) for key in shown]
         if TENANT in query:

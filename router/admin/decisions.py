@@ -41,14 +41,14 @@ class DecisionsApi:
     async def show(self, request: Request) -> Response:
         """List the newest decisions first; answer a trace or a fleet for the simulator."""
         require_operator(request)
-        entries, wanted = self._log.entries, request.query_params.get("format", "list")
-        if wanted == TRACE:
+        entries, form = self._log.entries, request.query_params.get("format", "list")
+        if form == TRACE:
             lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in trace_rows(entries))
             return Response("".join(lines), media_type=TRACE_TYPE)
-        if wanted == FLEET:
+        if form == FLEET:
             text = json.dumps(fleet_model(self._fleet), indent=1) + "\n"
             return Response(text, media_type=FLEET_TYPE)
-        if wanted != "list":
+        if form != "list":
             message = f"format must be list, {TRACE} or {FLEET}"
             raise RejectedError(message, param="format", code="invalid_value")
         query = request.query_params
@@ -75,10 +75,10 @@ def _before(query: Mapping[str, str]) -> float:
 
 def _matches(entry: DecidedTurn, query: Mapping[str, str]) -> bool:
     """Return whether a decision matches the query."""
-    known = {
+    facts = {
         "node": entry.admitted.node,
         "cache": entry.admitted.cache.value,
         "turn": entry.turn,
         "agent": entry.agent,
     }
-    return all(name not in query or query[name] == value for name, value in known.items())
+    return all(name not in query or query[name] == value for name, value in facts.items())

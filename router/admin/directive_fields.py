@@ -78,7 +78,7 @@ class DirectiveOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SentMessage:
-    """Message named by what it says."""
+    """Message identified by its content."""
 
     role: MessageRole = required(WordIn(_ROLES))
     content: str = required(Text())
@@ -189,7 +189,7 @@ Placed = tuple[tuple[Directive, ...], tuple[WantedSpan, ...]]
 
 
 def place_directives(directives: Iterable[DirectiveBody], origin: DirectiveOrigin) -> Placed:
-    """Return those that are placed already, and those that the agent's record is to place."""
+    """Return directives whose place is known, and spans that the agent's record must place."""
     placed = [directive.placed(origin) for directive in directives]
     return (
         tuple(one for one in placed if isinstance(one, Directive)),

@@ -68,8 +68,8 @@ class EventsApi:
     ) -> AsyncGenerator[bytes, None]:
         begins = not is_resumed and wanted.has_snapshot
         yield await self._snapshot(caller, wanted) if begins else COMMENT
-        left = wanted.limit
-        while not subscription.is_closed and (left is None or left > 0):
+        left_count = wanted.limit
+        while not subscription.is_closed and (left_count is None or left_count > 0):
             events = await subscription.take()
             if subscription.missed_count:
                 # A client too slow for events must not get a snapshot each time instead.
@@ -78,9 +78,9 @@ class EventsApi:
                 more = await self._snapshot(caller, wanted) if wanted.has_snapshot else b""
                 yield missed + more
                 continue
-            found = self._frames_of(events, caller, wanted)[:left]
-            left = None if left is None else left - len(found)
-            yield b"".join(found)
+            frames = self._frames_of(events, caller, wanted)[:left_count]
+            left_count = None if left_count is None else left_count - len(frames)
+            yield b"".join(frames)
 
     def _past(self, caller: Principal, wanted: "EventFilter") -> bytes:
         """Return the kept events, or the last `limit` of them."""

@@ -56,7 +56,7 @@ class HibernationApi:
     async def resume(self, request: Request) -> Response:
         """Import the body as an agent's file; answer once the agent is owned and durable."""
         query = request.query_params
-        wanted = ResumeOptions(
+        options = ResumeOptions(
             key=agent_key(request),
             node=query.get("node"),
             replace=query_flag(query, "replace"),
@@ -64,7 +64,7 @@ class HibernationApi:
         )
         rest = request.stream()
         header, lead = await _header(rest)
-        resumed = await self._hibernations.resume(wanted, header, Upload(lead, rest))
+        resumed = await self._hibernations.resume(options, header, Upload(lead, rest))
         return JSONResponse(RESUMED.row(resumed, model=header.model))
 
 

@@ -56,8 +56,8 @@ class NodesApi:
         require_operator(request)
         name = self._fleet.require_node(request.path_params["node"])
         call = Flush(drop_hot=await read_body(request, FLUSH_BODY, may_be_absent=True))
-        done = await self._fleet.link(name).call(call, Done)
-        return JSONResponse({"node": name, "detail": done.detail})
+        reply = await self._fleet.link(name).call(call, Done)
+        return JSONResponse({"node": name, "detail": reply.detail})
 
     async def restart(self, request: Request) -> Response:
         """Save every agent of a node and restart its process, once running turns have ended."""
@@ -68,14 +68,14 @@ class NodesApi:
         before = member.view.incarnation if member and member.view else None
         try:
             limit_s = spec_of(Restart).timeout_s + wait_s
-            done = await self._fleet.link(name).call(Restart(wait_s), Done, limit_s)
+            reply = await self._fleet.link(name).call(Restart(wait_s), Done, limit_s)
         except RejectedError as error:
             if error.code != UNKNOWN_CALL:
                 raise
             message = f"node {name} runs a version that cannot restart itself: use `down` and `up`"
             raise ConflictError(message, code="cannot_restart") from None
         row = {"node": name, "object": "node.restart", "incarnation": before}
-        return JSONResponse(row | {"detail": done.detail}, 202)
+        return JSONResponse(row | {"detail": reply.detail}, 202)
 
     async def drain(self, request: Request) -> Response:
         """Start or continue a drain; answer at once: 202 while agents are left, then 200."""

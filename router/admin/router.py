@@ -27,7 +27,7 @@ RESTART_BODY: Final = only("wait_s", Number(0, STOP_WAIT_S_MAX), is_strict=True)
 
 
 class RouterApi:
-    """This router's part among the routers of its fabric."""
+    """This router's role among the routers of its fabric."""
 
     def __init__(
         self, fleet: Fleet, terms: TermKeeper | None, restart: RestartRequest | None = None

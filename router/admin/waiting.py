@@ -26,7 +26,7 @@ _OWNERLESS = frozenset(
 def waiting(
     routes: Sequence[Route], discovery: NodeDiscovery, lost_owners: LostOwners
 ) -> list[Route]:
-    """Make requests of these routes wait for nodes that a new router has not met.
+    """Make requests of these routes wait for nodes that a new router has not contacted.
 
     If the agent's owner is lost, a replica takes over before the request is answered.
     """

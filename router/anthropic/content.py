@@ -130,7 +130,7 @@ ANSWER_BLOCKS: Final = Blocks.of(
 )
 
 
-def unbilled(text: str, notes: Notes) -> str:
+def drop_billing_line(text: str, notes: Notes) -> str:
     """Return a system prompt without its first line, if that is for billing."""
     kept = without_billing_line(text)
     if kept != text:

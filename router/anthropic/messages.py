@@ -15,9 +15,9 @@ from router.anthropic.content import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    drop_billing_line,
     joined,
     read_text,
-    unbilled,
 )
 from router.api.conversation import JoinedMessages, without_empty
 from router.api.other_content import OtherContent, ignored_types, spaced_texts
@@ -128,7 +128,7 @@ def conversation(
 
 def system_message(blocks: list[TextBlock | OtherContent], notes: Notes) -> Message:
     """Return a system prompt of blocks."""
-    texts = [unbilled(read_text(block, notes), notes) for block in blocks]
+    texts = [drop_billing_line(read_text(block, notes), notes) for block in blocks]
     return Message(MessageRole.SYSTEM, (joined(texts),))
 
 

@@ -85,7 +85,7 @@ def text_block(text: str) -> dict[str, Any]:
 
 
 def tool_use_block(call: ToolCall, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return a block of a call, with the id that the model knows."""
+    """Return a block of a call, with its id in the prompt."""
     call_id = call.id or fresh_name("toolu_")
     return {"type": "tool_use", "id": call_id, "name": call.name, "input": arguments}
 

@@ -62,10 +62,10 @@ TOOL_CHOICE: Final = ObjectOf(ToolChoice)
 def functions_of(tools: Sequence[Tool | HostedTool], notes: Notes) -> list[Any]:
     """Return the tools as chat templates take them; drop hosted tools, and note them as ignored."""
     notes.ignore(*hosted_types(tools))
-    own = [tool for tool in tools if isinstance(tool, Tool)]
-    for tool in own:
+    client_tools = [tool for tool in tools if isinstance(tool, Tool)]
+    for tool in client_tools:
         notes.retain(tool.cache_s)
-    return [tool.function() for tool in own]
+    return [tool.function() for tool in client_tools]
 
 
 def call_choice(

@@ -82,13 +82,13 @@ ANY_BODY: Final = ObjectOf(_AnyBody)
 
 def edits_of(headers: Mapping[str, str], sent: dict[str, Any]) -> EditOptions:
     """Return the edits that a request asks for; headers outrank the body."""
-    own = ANY_BODY.read(sent).own
-    mode, policies = own.edits, None if own.policies is None else tuple(own.policies)
+    options = ANY_BODY.read(sent).own
+    mode, policies = options.edits, None if options.policies is None else tuple(options.policies)
     if EDITS_HEADER in headers:
         mode = _MODE.read(headers[EDITS_HEADER].strip().lower(), EDITS_HEADER)
     if POLICIES_HEADER in headers:
         policies = _named_policies(headers[POLICIES_HEADER])
-    truncation = own.truncation
+    truncation = options.truncation
     if TRUNCATION_HEADER in headers:
         truncation = TRUNCATION.read(headers[TRUNCATION_HEADER].strip().lower(), TRUNCATION_HEADER)
     return EditOptions(mode, policies, truncation)

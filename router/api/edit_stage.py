@@ -124,8 +124,8 @@ class PromptWorker:
         """The shortest context among the model's nodes, any of which may get the turn."""
         members = self.fleet.membership.members
         views = (member.view for member in members if self.fleet.is_up(member.name))
-        known = (view.context_tokens_max for view in views if view and view.model == self.model)
-        return min(known, default=None)
+        sizes = (view.context_tokens_max for view in views if view and view.model == self.model)
+        return min(sizes, default=None)
 
     async def count(self, prompt: Prompt) -> int:
         """Return a prompt's token count by a node; raise RetryLaterError if none answers."""

@@ -100,11 +100,11 @@ class ModelsApi:
         return JSONResponse(self._dialect(request).model(self._model_row(name, model)))
 
     def _model_row(self, name: str, model: str) -> ListedModel:
-        """Return a model under the name that the client knows it by."""
+        """Return a model under the client's name for it."""
         context = self._fleet.context_tokens_max(model)
         answer = None if context is None else min(context, self._completion_tokens_max)
         return ListedModel(name, self._created_s, context, answer)
 
     def _dialect(self, request: Request) -> ModelsDialect:
-        known = (d for name, d in self._by_header.items() if name in request.headers)
-        return next(known, self._default)
+        chosen = (d for name, d in self._by_header.items() if name in request.headers)
+        return next(chosen, self._default)

@@ -88,10 +88,10 @@ def content_kind(part: JsonKind, count_max: int | None = None) -> Mapped:
     return Mapped(Either({str: Text(), list: parts}, "a string or an array of parts"), _content)
 
 
-def _content(given: str | Sequence[str | OtherContent]) -> Content:
-    if isinstance(given, str):
-        return Content((given,))
-    return Content(spaced_texts(given), ignored_types(given))
+def _content(content: str | Sequence[str | OtherContent]) -> Content:
+    if isinstance(content, str):
+        return Content((content,))
+    return Content(spaced_texts(content), ignored_types(content))
 
 
 def spaced_texts(parts: Iterable[str | OtherContent]) -> tuple[str, ...]:
@@ -196,12 +196,12 @@ def _text_of_url(url: str) -> str | None:
 def _call(body: Mapping[str, Any], kind: str) -> str:
     """Return a hosted tool's call with its input, and the result in the same item."""
     name = _short(body.get("name") or kind.removesuffix(_CALL_END))
-    given = next((body[key] for key in _INPUTS if body.get(key) not in (None, "")), None)
-    if given is not None and not isinstance(given, str):
-        given = json.dumps(given, ensure_ascii=False, sort_keys=True)
-    if given is not None and len(given) > PLACEHOLDER_INPUT_CHARS_MAX:
-        given = f"{given[:PLACEHOLDER_INPUT_CHARS_MAX]}…"
-    call = f"[call of {name}]" if given is None else f"[call of {name}: {given}]"
+    call_input = next((body[key] for key in _INPUTS if body.get(key) not in (None, "")), None)
+    if call_input is not None and not isinstance(call_input, str):
+        call_input = json.dumps(call_input, ensure_ascii=False, sort_keys=True)
+    if call_input is not None and len(call_input) > PLACEHOLDER_INPUT_CHARS_MAX:
+        call_input = f"{call_input[:PLACEHOLDER_INPUT_CHARS_MAX]}…"
+    call = f"[call of {name}]" if call_input is None else f"[call of {name}: {call_input}]"
     return _lines((call, _readable({key: body.get(key) for key in _CALL_RESULTS})))
 
 

@@ -113,12 +113,12 @@ class StopTexts:
         return either(text.schema(), ArrayOf(text, STOP_STRINGS_MAX).schema())
 
 
-# Templates know three efforts.
+# Templates support three efforts.
 _EFFORTS: Final = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def with_effort(options: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
-    """Return options with an effort that templates know, unless the client set it there."""
+    """Return options with an effort that templates support, unless the client set it there."""
     options = dict(options or {})
     if effort is not None:
         options.setdefault(EFFORT_OPTION, _EFFORTS.get(effort, effort))

@@ -86,10 +86,10 @@ class _AllowedTools:
 
     def known_names(self, names: Collection[str]) -> tuple[str, ...]:
         """Return the names of the allowed tools without those that run elsewhere."""
-        own = [tool.known_name(names) for tool in self.tools if isinstance(tool, _NamedTool)]
-        if not own:
+        allowed = [tool.known_name(names) for tool in self.tools if isinstance(tool, _NamedTool)]
+        if not allowed:
             refuse(f"{self.param}.tools", "it names only hosted tools, which are not run here")
-        return tuple(dict.fromkeys(own))
+        return tuple(dict.fromkeys(allowed))
 
 
 _WORDS: Final = words("auto", "none", "required", expected="none, auto, required or an object")
@@ -138,8 +138,8 @@ def function_choice(
     parallel: bool,
 ) -> tuple[bool, CallChoice]:
     """Return the choice among functions."""
-    known = [function for function in functions if isinstance(function, Function)]
-    strict = tuple(function.name for function in known if function.strict)
+    declared = [function for function in functions if isinstance(function, Function)]
+    strict = tuple(function.name for function in declared if function.strict)
     return call_choice(
-        choice, {function.name for function in known}, parallel=parallel, strict=strict
+        choice, {function.name for function in declared}, parallel=parallel, strict=strict
     )

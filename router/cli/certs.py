@@ -61,8 +61,8 @@ def run_create(arguments: argparse.Namespace) -> int:
     """Make the keys that a cluster file's Macs lack."""
     keys, subject = cluster_keys(read_cluster_file(arguments.file), arguments.file)
     _own(keys)
-    done = [*keys.create(subject, datetime.now(UTC)), *keys.make_token(anew=False)]
-    _tell(keys, done, as_json=arguments.json)
+    changes = [*keys.create(subject, datetime.now(UTC)), *keys.make_token(anew=False)]
+    _tell(keys, changes, as_json=arguments.json)
     return 0
 
 
@@ -72,15 +72,15 @@ def run_rotate(arguments: argparse.Namespace) -> int:
     if arguments.file is not None:
         keys, subject = cluster_keys(read_cluster_file(arguments.file), arguments.file)
         _own(keys)
-        done = keys.rotate(subject, now, with_authority=anew)
-        done += keys.make_token(anew=True)
+        changes = keys.rotate(subject, now, with_authority=anew)
+        changes += keys.make_token(anew=True)
     else:
         folder = DataFolder((arguments.data or default_data_dir()).expanduser().resolve())
         folder.create()
         with folder.claimed():
             keys = folder.keys
-            done = keys.rotate(own_subject(), now, with_authority=anew)
-    _tell(keys, done, as_json=arguments.json)
+            changes = keys.rotate(own_subject(), now, with_authority=anew)
+    _tell(keys, changes, as_json=arguments.json)
     return 0
 
 
@@ -127,11 +127,11 @@ def _own(keys: KeyFolder) -> None:
         raise CommandError(message) from None
 
 
-def _tell(keys: KeyFolder, done: list[str], *, as_json: bool) -> None:
+def _tell(keys: KeyFolder, changes: list[str], *, as_json: bool) -> None:
     ends = expires_at(keys.certificate.read_bytes())
     if as_json:
-        print_json({"folder": str(keys.path), "done": done, "expires": ends.isoformat()})
+        print_json({"folder": str(keys.path), "done": changes, "expires": ends.isoformat()})
         return
-    for line in done or ["nothing to do"]:
+    for line in changes or ["nothing to do"]:
         print_line(line)
     print_line(f"the keys are in {keys.path}; the certificate is valid until {ends:%Y-%m-%d}")

@@ -38,12 +38,12 @@ def with_client_keys(
     router: RouterSettings, arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> RouterSettings:
     """Add the keys of a command line; raise CommandError for an invalid one."""
-    given = _given_keys(arguments, say)
-    twice = sorted(given.keys() & router.api_keys.keys())
+    new_keys = _given_keys(arguments, say)
+    twice = sorted(new_keys.keys() & router.api_keys.keys())
     if twice:
         message = f"router.api_keys has a key for tenant {twice[0]} already"
         raise CommandError(message, MISUSED)
-    whole = replace(router, api_keys=router.api_keys | dict(given))
+    whole = replace(router, api_keys=router.api_keys | dict(new_keys))
     try:
         check_keys(whole)
     except RejectedError as error:

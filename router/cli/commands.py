@@ -167,7 +167,7 @@ ELSEWHERE: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def build_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Return a parser that knows the command of `argv` in full, and of others the name.
+    """Return a parser with the command of `argv` in full, and only the names of others.
 
     All modules together take about a second to load; without `argv`, all are loaded.
     """
@@ -239,10 +239,10 @@ class CommandParser(argparse.ArgumentParser):
         """Reject an unknown command with suggestions; argparse would list all commands."""
         if isinstance(action, _Commands) and value not in action.choices:
             near = get_close_matches(str(value), list(action.choices), n=3)
-            known = f"Did you mean {' or '.join(near)}?" if near else f"See `{self.prog} --help`."
+            hint = f"Did you mean {' or '.join(near)}?" if near else f"See `{self.prog} --help`."
             if isinstance(self, _RootParser):
-                known = ELSEWHERE.get(str(value), known)
-            raise argparse.ArgumentError(None, f"there is no {self.prog} {value!r}. {known}")
+                hint = ELSEWHERE.get(str(value), hint)
+            raise argparse.ArgumentError(None, f"there is no {self.prog} {value!r}. {hint}")
         super()._check_value(action, value)
 
 

@@ -1,8 +1,8 @@
 """`macfabric completion`: scripts for shells, and the answers to their Tab key.
 
 A script runs `macfabric` at each Tab with the command line in the environment (argcomplete's
-protocol). The parser of commands is what is completed; a running fabric, asked for a moment, names
-its agents and nodes.
+protocol). The parser of commands is what is completed; a running fabric, if it answers quickly,
+supplies the names of agents and nodes.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def _add_completers(parser: argparse.ArgumentParser) -> None:
 
 
 class _Nothing(BaseCompleter):
-    """Completer of values that only the user knows."""
+    """Completer of values that cannot be guessed."""
 
     def __call__(self, **_: Any) -> Iterable[str]:
         return ()

@@ -106,7 +106,7 @@ class DataFolder:
 
     @property
     def roster(self) -> Path:
-        """Nodes that the router has heard from, for the next router."""
+        """Nodes that have reported to the router, for the next router."""
         return self.path / "roster.json"
 
     @property

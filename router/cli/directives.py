@@ -90,8 +90,8 @@ def _directives(arguments: argparse.Namespace) -> Any:
     for call in arguments.result_of:
         yield {"tool_call_id": call, **how}
     for call in arguments.arguments_of:
-        given = None if text == CLEARED else text  # arguments are an object, or empty
-        yield {"tool_call_id": call, "part": "arguments", **how, "replacement": given}
+        replacement = None if text == CLEARED else text  # arguments are an object, or empty
+        yield {"tool_call_id": call, "part": "arguments", **how, "replacement": replacement}
     for number in arguments.message:
         yield {"message": number, **how}
     for first, last in arguments.messages:

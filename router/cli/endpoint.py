@@ -89,7 +89,7 @@ def find_fabric(url: str | None, data_dir: Path | None, key: str | None = None) 
     if remote.url and remote.url != local_url:
         return remote
     if not isinstance(local_url, str):
-        raise CommandError(_why_none_runs(folder))
+        raise CommandError(_explain_no_fabric(folder))
     local = replace(remote, url=local_url)
     if remote.operator_key is None:
         if is_unencrypted(local_url):
@@ -111,7 +111,7 @@ def is_unencrypted(url: str) -> bool:
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
-def _why_none_runs(folder: DataFolder) -> str:
+def _explain_no_fabric(folder: DataFolder) -> str:
     starter, _ = folder.read_run()
     if starter is not None and is_alive(starter):
         return f"The fabric in {folder.path} is starting (process {starter.pid}); try again."

@@ -31,7 +31,7 @@ Advance = Callable[[int], None]
 
 @contextlib.contextmanager
 def progress(label: str, total_bytes: int, *, quiet: bool) -> Iterator[Advance]:
-    """Show a bar on a terminal; give a function that advances it by a number of bytes."""
+    """Show a bar on a terminal; yield a function that advances it by a number of bytes."""
     if quiet or not errors_are_terminal():
         yield lambda _: None
         return
@@ -128,7 +128,7 @@ def _received(response: http.client.HTTPResponse) -> bytes:
 
 @contextlib.contextmanager
 def _new_file(target: Path) -> Iterator[BinaryIO]:
-    """Give a private temporary file that is renamed to `target` once it is durable."""
+    """Yield a private temporary file that is renamed to `target` once it is durable."""
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

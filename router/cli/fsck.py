@@ -1,6 +1,6 @@
 """`macfabric fsck`: check and repair the stored agents in this machine's data folder.
 
-Only the node package knows the files, so the check is a program of its own.
+Only the node package can read the files, so the check is a separate program.
 """
 
 import argparse

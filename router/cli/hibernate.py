@@ -178,9 +178,9 @@ def _key_headers(header: HibernationHeader, key_file: Path | None) -> dict[str, 
 
 def _erase_if_unchanged(agent: FabricAgent, answered: Any) -> None:
     """Erase the agent unless it had another turn since the file was written."""
-    known = (answered.get(EPOCH_HEADER), answered.get(REVISION_HEADER))
+    written = (answered.get(EPOCH_HEADER), answered.get(REVISION_HEADER))
     now = agent.show()
-    if known != (str(now.get("epoch")), str(now.get("revision"))):
+    if written != (str(now.get("epoch")), str(now.get("revision"))):
         message = "the file is whole, but the agent had another turn meanwhile and was not erased"
         raise CommandError(message)
     agent.erase()

@@ -68,27 +68,27 @@ class KeyFolder:
 
         Return a description of each change.
         """
-        done = []
+        changes = []
         if not (self.path / CLUSTER_KEY).exists():
             write_private(self.path / CLUSTER_KEY, secrets.token_hex(KEY_BYTES))
-            done.append("made the cluster's key")
+            changes.append("made the cluster's key")
         self._check_cluster_key()
         if not self.authority.exists():
             self._make_authority(now)
-            done.append("made an authority for certificates")
-        if (why := self.why_renew(subject, now)) is not None:
+            changes.append("made an authority for certificates")
+        if (why := self.renewal_reason(subject, now)) is not None:
             self._issue(subject, now)
-            done.append(f"issued a certificate: {why}")
-        return done
+            changes.append(f"issued a certificate: {why}")
+        return changes
 
     def rotate(self, subject: Subject, now: datetime, *, with_authority: bool) -> list[str]:
         """Replace the members' key and certificate, optionally with a new authority."""
-        done = self.create(subject, now) if not (self.path / CLUSTER_KEY).exists() else []
+        changes = self.create(subject, now) if not (self.path / CLUSTER_KEY).exists() else []
         if with_authority:
             self._make_authority(now)
-            done.append("made a new authority: clients that trusted the old one need its ca.pem")
+            changes.append("made a new authority: clients that trusted the old one need its ca.pem")
         self._issue(subject, now)
-        return [*done, "issued a new key and certificate for all members"]
+        return [*changes, "issued a new key and certificate for all members"]
 
     def make_token(self, *, anew: bool) -> list[str]:
         if (self.path / RAY_TOKEN).exists() and not anew:
@@ -96,7 +96,7 @@ class KeyFolder:
         write_private(self.path / RAY_TOKEN, secrets.token_hex(_TOKEN_BYTES))
         return ["made a password for Ray"]
 
-    def why_renew(self, subject: Subject, now: datetime) -> str | None:
+    def renewal_reason(self, subject: Subject, now: datetime) -> str | None:
         """Return why the members' certificate must be renewed, or an empty text."""
         try:
             certificate, authority = self.certificate.read_bytes(), self.authority.read_bytes()

@@ -68,9 +68,9 @@ class LaunchTarget:
         """Return the variables that keep a program from asking a proxy for the fabric's host."""
         host = urlsplit(self.url).hostname or ""
         named = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
-        known = [name for name in named.replace(",", " ").split() if name]
+        listed = [name for name in named.replace(",", " ").split() if name]
         hosts = [host, "localhost"] if is_loopback(host) else [host]
-        names = ",".join(dict.fromkeys([*known, *hosts]))
+        names = ",".join(dict.fromkeys([*listed, *hosts]))
         return {"NO_PROXY": names, "no_proxy": names}
 
     def file(self, program: str, content: Any) -> tuple[Path, str] | None:

@@ -73,22 +73,22 @@ class LineFilter:
 def run_logs(arguments: argparse.Namespace) -> int:
     """Print lines, and with --follow continue until Ctrl-C."""
     folder = DataFolder((arguments.data or default_data_dir()).expanduser()).logs
-    wanted = LineFilter(
+    line_filter = LineFilter(
         frozenset(arguments.node or ()), arguments.turn, LEVELS.index(arguments.level)
     )
     show = _print_row if arguments.json else _print_text
     tails = {path: LogTail(path) for path in _files(folder)}
     if not tails and not arguments.follow:
-        raise CommandError(_why_none(folder))
+        raise CommandError(_explain_no_lines(folder))
     kept = [
-        deque(filter(wanted.matches, tail.all_rows()), max(0, arguments.lines))
+        deque(filter(line_filter.matches, tail.all_rows()), max(0, arguments.lines))
         for tail in tails.values()
     ]
     for row in deque(_in_order(kept), max(0, arguments.lines)):
         show(row)
     try:
         while arguments.follow:
-            _show_new(folder, tails, wanted, show)
+            _show_new(folder, tails, line_filter, show)
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         pass
@@ -119,7 +119,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{ENDING}"))
 
 
-def _why_none(folder: Path) -> str:
+def _explain_no_lines(folder: Path) -> str:
     if texts := sorted(folder.glob(f"*{_TEXT_ENDING}")):
         listed = ", ".join(map(str, texts))
         return f"log_format is text, so there are no JSON lines: read {listed}"

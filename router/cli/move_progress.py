@@ -32,7 +32,7 @@ def _report(agent: FabricAgent, ends: threading.Event) -> None:
     """Write a line for what has changed since the last one, until the move has ended."""
     steps, last_s = Steps(), time.monotonic()
     query = urlencode({"agent": agent.name, "name": "move.state", "snapshot": "false"})
-    # The answer to the move itself says what went wrong.
+    # The answer to the move itself reports what went wrong.
     with contextlib.suppress(ClientError):
         for event in agent.fabric.events(f"{PATH}?{query}"):
             if ends.is_set():

@@ -1,6 +1,6 @@
 """Reports on nodes: the state of each, its figures with their limits, and its problems.
 
-The dashboard says the same (`router/dashboard/static/words.js`).
+The dashboard uses the same words (`router/dashboard/static/words.js`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 DRAINED: Final = "drained"
 _DRAINING: Final = "draining"
-_EXIT_SHOWN_S: Final = 3_600.0  # for so long, `status` says that a process has ended
+_EXIT_SHOWN_S: Final = 3_600.0  # for so long, `status` reports that a process has ended
 _CERTIFICATE_SHOWN_S: Final = 30 * 86_400.0
 _DAY_S: Final = 86_400
 _UNUSUAL: Final = {

@@ -87,8 +87,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
         if settings.keys_dir:
             _require_same_key(folder, keys)
         else:
-            for done in folder.keys.create(own_subject(router), datetime.now(UTC)):
-                steps.say(done)
+            for change in folder.keys.create(own_subject(router), datetime.now(UTC)):
+                steps.say(change)
         keeper = Keeper(folder.log("keeper"))
         stack.callback(folder.forget_run)
         stack.callback(keeper.close)

@@ -123,7 +123,7 @@ class Plan:
     machine_nodes: int = 1  # nodes that share this machine's memory
     bind: str | None = None  # where nodes listen; None: the address Ray knows them by
     waits_indefinitely: bool = False  # for nodes that join later, once Ray is joined
-    stop_wait_s: float = 0.0  # for running turns, unless `down --wait` says otherwise
+    stop_wait_s: float = 0.0  # for running turns, unless `down --wait` sets another
     nodes_to_come: int = 0  # expected number, for the router; 0: unknown
     node_names: tuple[str, ...] = ()  # names of those, where known
 
@@ -150,7 +150,7 @@ class Supervisor:
     _watch: StartWatch | None = None
 
     def start(self) -> bool:
-        """Start everything and wait until it serves; return False if asked to end meanwhile."""
+        """Start everything and wait until it serves; return False if stopped meanwhile."""
         logs = self.plan.folder.log(NODES).parent
         self._watch = StartWatch(logs, self.keeper.process.pid, self.plan.start_timeout_s)
         if self.ray is not None:
@@ -162,7 +162,11 @@ class Supervisor:
             ray_phase = "connected" if self.ray is None else "ray_head"
             if not self._router_started and ray_phase in self.phases:
                 self._start_router()
-            if self.url and len(self.nodes) >= self.plan.nodes_expected and self._all_seen():
+            if (
+                self.url
+                and len(self.nodes) >= self.plan.nodes_expected
+                and self._reaches_all_nodes()
+            ):
                 self._mark("ready")
                 return True
             if not self.plan.waits_indefinitely and (reason := self._watch.expired()):
@@ -170,7 +174,7 @@ class Supervisor:
         return False
 
     def run(self) -> None:
-        """Keep everything running until asked to end."""
+        """Keep everything running until a stop is requested."""
         while not self.wants_end():
             self._step()
 
@@ -204,14 +208,14 @@ class Supervisor:
             if event.get("name") == KEEPER and event["event"] == "exited":
                 return
             if event.get("event") == "line":
-                self._say_drain(event["text"])
+                self._report_drain(event["text"])
         if ROUTER in self.keeper.children:
             self.keeper.end([ROUTER], 0.0)
 
     def _note_stop(self, event: str, **figures: object) -> None:
         self.plan.folder.write_stop_progress({"event": event, **figures})
 
-    def _say_drain(self, line: str) -> None:
+    def _report_drain(self, line: str) -> None:
         with contextlib.suppress(ValueError):
             drain = json.loads(line)
             if isinstance(drain, dict) and drain.get("event") == "draining":
@@ -281,7 +285,7 @@ class Supervisor:
         reason = why or ("ended" if status is None else describe_status(status))
         if name == KEEPER:
             raise self._failure(name, reason)
-        if cause := self._why_ended(name, status):
+        if cause := self._end_reason(name, status):
             reason += f" ({cause})"
         now_s = time.monotonic()
         recent = [t for t in self._ended.get(name, []) if t > now_s - RESTART_WINDOW_S] + [now_s]
@@ -294,11 +298,11 @@ class Supervisor:
         self._held_back[name] = now_s + pause_s
         self.say(f"{name} {reason}; starting it again{f' in {pause_s:g} s' if pause_s else ''}")
 
-    def _why_ended(self, name: str, status: int | None) -> str:
-        """Return the reason that a process's logs give for its end; killed ones give none."""
+    def _end_reason(self, name: str, status: int | None) -> str:
+        """Return the reason for a process's end from its logs; killed ones have none."""
         ray_node = self.ray.find(name) if self.ray else None
         if ray_node and self.ray:
-            return self.ray.why_ended(ray_node)
+            return self.ray.end_reason(ray_node)
         return last_words(read_log(self.plan.folder.log(name))) if (status or 0) > 0 else ""
 
     def _may_try_again(self, name: str) -> bool:
@@ -369,7 +373,7 @@ class Supervisor:
         self.phases[phase] = round(time.monotonic() - self._began_s, 2)
         return True
 
-    def _all_seen(self) -> bool:
+    def _reaches_all_nodes(self) -> bool:
         """Return whether the router itself reaches every node."""
         assert self.url is not None
         try:

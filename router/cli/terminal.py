@@ -96,7 +96,7 @@ def terminal_columns() -> int:
 def flush_output() -> None:
     """Flush standard output; raise CommandError if that fails."""
     if sys.stdout is not None:
-        with _named_failure(sys.stdout):
+        with _explain_failure(sys.stdout):
             sys.stdout.flush()
 
 
@@ -198,7 +198,7 @@ class LiveScreen:
         for text, style in lines:
             whole.append(f"{_encodable(escape_line(text), sys.stdout)}\n", style)
         whole.rstrip()
-        with _named_failure(sys.stdout):
+        with _explain_failure(sys.stdout):
             self._live.update(whole, refresh=True)
 
     def key(self, wait_s: float) -> str | None:
@@ -217,7 +217,7 @@ def _interrupt(*_: object) -> None:
 def _write(stream: TextIO | None, text: str, *, flush: bool, end: str = "\n") -> None:
     if stream is None:  # closed before this process started
         return
-    with _named_failure(stream):
+    with _explain_failure(stream):
         stream.write(f"{_encodable(text, stream)}{end}")
         if flush:
             stream.flush()
@@ -230,7 +230,7 @@ def _encodable(text: str, stream: TextIO) -> str:
 
 
 @contextlib.contextmanager
-def _named_failure(stream: TextIO) -> Iterator[None]:
+def _explain_failure(stream: TextIO) -> Iterator[None]:
     """Turn a write error into CommandError; let BrokenPipeError pass."""
     try:
         yield

@@ -103,8 +103,8 @@ def run_up(arguments: argparse.Namespace) -> int:
         stack.enter_context(folder.claimed())
         _end_leftovers(folder, steps)
         folder.stop_progress.unlink(missing_ok=True)  # left by an `up` killed in its stop
-        for done in folder.keys.create(own_subject(settings.router), datetime.now(UTC)):
-            steps.say(done)
+        for change in folder.keys.create(own_subject(settings.router), datetime.now(UTC)):
+            steps.say(change)
         _require_port(settings.router)
         folder.write_settings(settings)
         folder.write_setting_rows(plain_rows(settings, "up", arguments))
@@ -297,13 +297,13 @@ def _end_leftovers(folder: DataFolder, steps: Steps) -> int:
     """End the processes that a crashed fabric left behind; return their number."""
     _, processes = folder.read_run()
     noted = list(processes.values())
-    left: list[ProcessId] = session_members(noted)
-    if left:
-        steps.say(f"ending {len(left)} processes of a fabric that crashed")
+    leftovers: list[ProcessId] = session_members(noted)
+    if leftovers:
+        steps.say(f"ending {len(leftovers)} processes of a fabric that crashed")
         survivors = end(noted, LEFTOVER_GRACE_S)
         if survivors:
             message = f"cannot end processes {[p.pid for p in survivors]}"
             raise CommandError(message)
     folder.remove_temporaries()
     folder.forget_run()
-    return len(left)
+    return len(leftovers)

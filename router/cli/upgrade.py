@@ -162,16 +162,16 @@ class Upgrade:
 
     def choose(self, rows: list[Json], names: list[str]) -> list[Json]:
         """Return the rows of `names`, or all; raise CommandError unless all of them serve."""
-        known = {str(row.get("name")): row for row in rows}
-        unknown = [name for name in names if name not in known]
+        by_name = {str(row.get("name")): row for row in rows}
+        unknown = [name for name in names if name not in by_name]
         if unknown:
-            message = f"no node is called {unknown[0]!r}; known: {', '.join(sorted(known))}"
+            message = f"no node is called {unknown[0]!r}; known: {', '.join(sorted(by_name))}"
             raise CommandError(message, MISUSED)
-        chosen = [known[name] for name in dict.fromkeys(names)] if names else rows
-        own = self._noted_node()
+        chosen = [by_name[name] for name in dict.fromkeys(names)] if names else rows
+        drained = self._noted_node()
         for row in chosen:
             is_serving = row.get("state") in SERVING
-            if not is_serving and row.get("name") != own:
+            if not is_serving and row.get("name") != drained:
                 failure = f" ({row['failure']})" if row.get("failure") else ""
                 message = (
                     f"{row.get('name')} is {row.get('state')}{failure}: fix that first, or "
@@ -280,17 +280,17 @@ class Upgrade:
                 raise
             self.progress.note(name, "unanswered", str(error))  # it may restart anyway
         began_s = time.monotonic()
-        again = self._await(
+        restarted = self._await(
             name,
             lambda row: _serves(row) and row["incarnation"] != before,
             "did not come back",
             before=before,
         )
         seconds = round(time.monotonic() - began_s, 1)
-        test = again.get("self_test") or {}
+        test = restarted.get("self_test") or {}
         if not test.get("passed"):
             raise self._stopped_error(name, f"fails its self-test: {test.get('detail')}")
-        if not self.limits.is_forced and _code(again) != installed_code("node"):
+        if not self.limits.is_forced and _code(restarted) != installed_code("node"):
             raise self._stopped_error(name, "came back with other code than is installed here")
         self.progress.note(name, "ready", f"serves again after {seconds} s", seconds=seconds)
 

@@ -103,7 +103,7 @@ class Fabric(HttpApi):
     def object(
         self, method: str, path: str, body: object = None, timeout_s: float | None = None
     ) -> Json:
-        """Return the JSON object that a request is answered with."""
+        """Return the JSON object of a response."""
         answer = self.call(method, path, body, timeout_s)
         if not isinstance(answer, dict):
             message = f"{self.url} did not answer with a JSON object; is it a fabric?"
@@ -129,8 +129,8 @@ class FabricAgent:
 
     def turns(self, tenant: str | None = None, limit: int | None = None) -> list[Json]:
         """List its last turns, the newest first; `tenant` is for operators."""
-        given = {"tenant": tenant, "limit": limit}
-        query = urlencode({name: value for name, value in given.items() if value is not None})
+        parameters = {"tenant": tenant, "limit": limit}
+        query = urlencode({name: value for name, value in parameters.items() if value is not None})
         return self.fabric.rows(f"{self.path}/turns?{query}" if query else f"{self.path}/turns")
 
     def generate(self, text: str | None = None, *messages: Json, **options: Any) -> Json:

@@ -131,7 +131,7 @@ class HttpApi:
     def call(
         self, method: str, path: str, body: object = None, timeout_s: float | None = None
     ) -> Any:
-        """Return the JSON that a request is answered with."""
+        """Return the JSON of a response."""
         with (
             self.open(method, path, body, timeout_s=timeout_s) as response,
             self._explain_errors(method, path, timeout_s),
@@ -158,7 +158,7 @@ class HttpApi:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Give the response to a request, its body unread; raise RefusedError for an error."""
+        """Yield the response to a request, its body unread; raise RefusedError for an error."""
         sent = dict(headers or {})
         payload = None
         if body is not None:
@@ -182,7 +182,7 @@ class HttpApi:
         timeout_s: float = SILENCE_S,
         on_comment: Callable[[str], None] = lambda _: None,
     ) -> Iterator[ServerEvents]:
-        """Give the server-sent events that a request is answered with, and its comments."""
+        """Yield the server-sent events of the response; pass comments to `on_comment`."""
         sent = {**(headers or {}), "accept": EVENT_STREAM}
         with self.open(method, path, body, sent, timeout_s) as response:
             if response.headers.get_content_type() != EVENT_STREAM:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-# Scripts and styles are files of this server, never part of the page, and it asks no other server.
+# Scripts and styles are files of this server, never part of the page, which uses no other server.
 # With `require-trusted-types-for`, browsers refuse to parse any text as HTML.
 CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -21,7 +21,7 @@ SAFETY: Final = {
 
 
 def headers_of(media_type: str, tag: str) -> dict[str, str]:
-    """Return the headers of a file: browsers ask each time whether it has changed."""
+    """Return the headers of a file: browsers check each time whether it has changed."""
     return {
         **SAFETY,
         "content-type": media_type,

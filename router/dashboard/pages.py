@@ -1,8 +1,8 @@
 """Middleware that answers browsers with the page.
 
-The page has no data of the fabric, so it is served before a key is required: its own requests
-then carry the key that was entered. Nor does a standby forward it. What programs ask of `/`, with
-HEAD or without accepting HTML, is passed on to the application.
+The page has no data of the fabric, so it is served before a key is required: its own requests then
+carry the key that was entered. Nor does a standby forward it. Requests of programs for `/`, with
+HEAD or without accepting HTML, go to the application.
 """
 
 from collections.abc import Mapping

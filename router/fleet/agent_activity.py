@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class AgentActivity:
-    """Running turns, agents that placement has moved lately, and those that clients placed."""
+    """Running turns, agents that placement has moved recently, and those that clients placed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -71,7 +71,7 @@ class AgentActivity:
 
 
 def _put_last(table: OrderedDict[AgentKey, T], key: AgentKey, value: T, agents_max: int) -> None:
-    """Store a value as the newest one; the oldest goes if there are too many."""
+    """Store a value as the newest one; drop the oldest of too many."""
     table[key] = value
     table.move_to_end(key)
     if len(table) > agents_max:

@@ -81,7 +81,7 @@ class AgentReports:
         return self._directory.needs_whole_list(node)
 
     def on_restart(self, node: NodeName) -> None:
-        """Accept lists of a node's new incarnation, whose change counter starts anew."""
+        """Accept lists of a node's new incarnation, whose change counter restarts."""
         self._directory.restart(node)
 
 
@@ -97,26 +97,28 @@ async def read_list(
 ) -> AgentList:
     """Return the changes after `known` (incarnation, changes), or all; raise FabricError.
 
-    A node that knows such lists is read `in_rows`, with the last pieces of each sketch.
+    A node that supports it is read `in_rows`, with the last pieces of each sketch.
     """
     part = partial(_rows if in_rows else _part, link)
     first = last = await part(*known)
-    agents, gone = dict[AgentName, AgentSketch](), dict[AgentName, None]()
+    agents, removed = dict[AgentName, AgentSketch](), dict[AgentName, None]()
     for _ in range(LIST_PAGES_MAX):
         for name in last.gone:
             agents.pop(name, None)
-            gone[name] = None
+            removed[name] = None
         for number, item in enumerate(last.agents):
             if number % AGENTS_PER_STEP == AGENTS_PER_STEP - 1:
                 await asyncio.sleep(0)
             name = AgentName(*item.view.key)
             agents[name] = _join_sketch(agents.pop(name, None), item)
-            gone.pop(name, None)
+            removed.pop(name, None)
         if not last.more:
-            kept, names = tuple(agents.values()), list(agents)
+            sketches, names = tuple(agents.values()), list(agents)
             agents.clear()
             await free_in_steps(names)
-            return replace(first, changes=last.changes, agents=kept, gone=tuple(gone), more=False)
+            return replace(
+                first, changes=last.changes, agents=sketches, gone=tuple(removed), more=False
+            )
         last = await part(last.incarnation, last.changes)
         if last.incarnation != first.incarnation or not last.since:
             break  # the node restarted its list
@@ -129,19 +131,19 @@ async def _part(link: NodeLink, incarnation: int, since: int) -> AgentList:
 
 
 async def _rows(link: NodeLink, incarnation: int, since: int) -> AgentList:
-    found = await link.call(ListChanges(incarnation, since, COLUMNS), AgentChanges)
-    rows, agents = list(reversed(found.agents)), list[AgentSketch]()
-    found = replace(found, agents=())  # so that each row is freed once it is read
+    changes = await link.call(ListChanges(incarnation, since, COLUMNS), AgentChanges)
+    rows, agents = list(reversed(changes.agents)), list[AgentSketch]()
+    changes = replace(changes, agents=())  # so that each row is freed once it is read
     try:
         while rows:
             if len(agents) % ROWS_PER_STEP == ROWS_PER_STEP - 1:
                 await asyncio.sleep(0)
-            agents.append(rows.pop().listed())
+            agents.append(rows.pop().to_agent_sketch())
     except RejectedError as error:
         message = f"{link.name} sent an invalid list: {error.message}"
         raise FabricError(message, code=BAD_NODE_ANSWER) from None
-    version, gone = (found.incarnation, found.changes), found.gone or ()
-    return AgentList(link.name, *version, tuple(agents), found.since, gone, bool(found.more))
+    version, removed = (changes.incarnation, changes.changes), changes.gone or ()
+    return AgentList(link.name, *version, tuple(agents), changes.since, removed, bool(changes.more))
 
 
 def _join_sketch(earlier: AgentSketch | None, later: AgentSketch) -> AgentSketch:

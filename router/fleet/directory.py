@@ -132,10 +132,12 @@ class Directory:
     def begin_list(self, agents: AgentList) -> bool:
         """Return whether a list may be applied: no later one was, and none is missing before it."""
         version = (agents.incarnation, agents.changes)
-        known = self._versions.get(agents.node)
-        if known is not None and version < known:
+        last_version = self._versions.get(agents.node)
+        if last_version is not None and version < last_version:
             return False
-        if agents.since and (known is None or known < (agents.incarnation, agents.since)):
+        if agents.since and (
+            last_version is None or last_version < (agents.incarnation, agents.since)
+        ):
             self._doubted.add(agents.node)  # the changes before it are missing here
             return False
         self._versions[agents.node] = version
@@ -163,13 +165,13 @@ class Directory:
         self, agents: AgentList, absent: Iterable[AgentKey], requested_s: float
     ) -> list[AgentKey]:
         """End the application of a list that lacks the agents `absent`; return those forgotten."""
-        here = self._by_node.get(agents.node, {})
-        gone = [
+        node_holdings = self._by_node.get(agents.node, {})
+        removed = [
             key
             for key in absent
-            if key in here and self._holdings[key][agents.node].noted_s <= requested_s
+            if key in node_holdings and self._holdings[key][agents.node].noted_s <= requested_s
         ]
-        for key in gone:
+        for key in removed:
             self.forget(key, agents.node)
         unlisted = self._unlisted.get(agents.node, set())
         if agents.since and any(
@@ -178,7 +180,7 @@ class Directory:
             self._doubted.add(agents.node)
         elif not agents.since:
             self._doubted.discard(agents.node)
-        return gone
+        return removed
 
     def has_list(self, node: NodeName) -> bool:
         """Return whether a list of the node was applied in its present life."""
@@ -209,10 +211,10 @@ class Directory:
 
     def note_settings(self, key: AgentKey, view: AgentView) -> None:
         """Note an agent's settings as its owner answered, before its next list."""
-        held = self.holding(key, view.node)
-        if held is not None and held.view is not None and held.epoch == view.epoch:
-            known = replace(held.view, settings=view.settings, directives=view.directives)
-            self._holdings[key][view.node] = replace(held, view=known)
+        holding = self.holding(key, view.node)
+        if holding is not None and holding.view is not None and holding.epoch == view.epoch:
+            view_now = replace(holding.view, settings=view.settings, directives=view.directives)
+            self._holdings[key][view.node] = replace(holding, view=view_now)
             self._call_followers(key)
 
     def is_private(self, key: AgentKey) -> bool:
@@ -292,11 +294,11 @@ class Directory:
         0 for an agent that no node has reported: its node starts with 1.
         """
         holdings = self.holdings(key)
-        known = max((holding.epoch for holding in holdings), default=0)
+        reported = max((holding.epoch for holding in holdings), default=0)
         # If only replicas are known, an unreported owner may be one epoch above them.
         unreported = 1 if holdings and self.owner(key) is None else 0
-        given = max(self._issued.last(key), self._promised.last(key), self.floor(key))
-        return max(known + unreported, given) + 1 if holdings or given else 0
+        issued = max(self._issued.last(key), self._promised.last(key), self.floor(key))
+        return max(reported + unreported, issued) + 1 if holdings or issued else 0
 
     def next_move_epoch(self, key: AgentKey, holding: Holding) -> int:
         """Return an epoch above all known, issued and promised ones, except a starting turn's.
@@ -304,9 +306,9 @@ class Directory:
         A node may still claim an epoch that was issued to it and not used yet. While a turn is
         being sent to such a node, the move's commit is refused instead.
         """
-        given = 0 if self.reservation(key) is not None else self.issued(key)
-        known = max(held.epoch for held in (holding, *self.holdings(key)))
-        return max(known, given, self.promised(key)) + 1
+        issued = 0 if self.reservation(key) is not None else self.issued(key)
+        reported = max(held.epoch for held in (holding, *self.holdings(key)))
+        return max(reported, issued, self.promised(key)) + 1
 
     def issued(self, key: AgentKey) -> int:
         """Return the last epoch that was issued or erased; turns at earlier epochs are fenced."""
@@ -323,7 +325,7 @@ class Directory:
         self._own.note(key, epoch)
 
     def bar_epoch(self, key: AgentKey, epoch: int) -> None:
-        """Never issue `epoch`, since it was valid or a node knows it. It fences no turn."""
+        """Never issue `epoch`, since it was valid or reached a node. It fences no turn."""
         self._promised.note(key, epoch)
 
     def begin_term(self) -> None:
@@ -366,7 +368,7 @@ class Directory:
         owners = (self.owner(key) for key in keys)
         return [holding for holding in owners if holding is not None]
 
-    def in_doubt(self) -> tuple[AgentKey, ...]:
+    def undecided_agents(self) -> tuple[AgentKey, ...]:
         """Return the agents that are sealed, or that several nodes claim."""
         return tuple(sorted(self._in_doubt))
 
@@ -381,7 +383,7 @@ class Directory:
 
     def reserve(self, key: AgentKey, node: NodeName, epoch: int) -> StartReservation:
         """Reserve a node for an agent that is started there, replacing an earlier reservation."""
-        # A node that was asked before may be slow and take the agent late: not at this epoch.
+        # A slow node tried before may still accept the agent: not at this epoch.
         self.issue(key, max(epoch, 1))
         self._reserved[key] = StartReservation(node, epoch)
         self._note_node(key)

@@ -59,8 +59,8 @@ class ExpectedNodes:
             count = max(0, self.count - len(present))
             named = absent if len(absent) <= count else ()
             return MissingNodes(named, count - len(named))
-        known = {*present, *self.remembered, *self.drained}
-        return MissingNodes(absent, max(0, self.count - len(known)))
+        counted = {*present, *self.remembered, *self.drained}
+        return MissingNodes(absent, max(0, self.count - len(counted)))
 
 
 def _absent(names: Collection[NodeName], present: Collection[NodeName]) -> tuple[NodeName, ...]:

@@ -128,7 +128,7 @@ class Fleet:
         def look(member: Member, state: str) -> None:
             self.nodes.note(member, state)
             if member.view is not None and member.view.router is not None:
-                self.terms.hear(member.view.router)
+                self.terms.note_term(member.view.router)
             watch.look(member, state)
 
         self.membership = Membership(
@@ -161,7 +161,7 @@ class Fleet:
         self.ledger.rebook(entry, left_tokens, speed)
 
     def note_answer(self, entry: Booking, tokens: int) -> None:
-        """Learn a node's speed of answers from one that has ended, before its booking does."""
+        """Learn a node's decode speed from an ended answer, before its booking is closed."""
         if entry.open and entry.progress is not None:
             now_s, batch = self.clock.monotonic_s(), self.ledger.turns(entry.node)
             self.profiles.note_answer(entry.node, entry.progress, tokens, now_s, batch)
@@ -232,7 +232,7 @@ class Fleet:
         group: str | None = None,
         view: AgentView | None = None,
     ) -> None:
-        """Record what a node's answer says that it holds, before the node lists it."""
+        """Record the holding in a node's answer, before the node lists it."""
         holding = Holding(node, epoch, state, self.clock.monotonic_s(), group, view)
         self.directory.note(key, holding)
 
@@ -262,8 +262,8 @@ class Fleet:
     def erasure_epoch(self, key: AgentKey) -> int:
         """Return an epoch above any that a node may claim for the agent; the next starts higher."""
         floor_epoch = self.directory.floor(key) + first_epoch(self.life + 1)
-        known = self.directory.next_epoch(key)
-        return (max(known, floor_epoch) if self.life else known) + ERASURE_EPOCHS
+        next_epoch = self.directory.next_epoch(key)
+        return (max(next_epoch, floor_epoch) if self.life else next_epoch) + ERASURE_EPOCHS
 
     def _above_unreported(self, key: AgentKey, epoch: int) -> int:
         """Return `epoch`, or one above any that an unreported owner may claim.

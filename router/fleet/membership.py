@@ -19,7 +19,7 @@ from typing import Protocol
 from fabric.control.calls import UNKNOWN_CALL
 from fabric.control.change_calls import OTHER_COLUMNS, DescribeChanges, ViewChanges
 from fabric.control.node_calls import ASLEEP, AgentList, Describe, NodeView
-from fabric.control.versions import BAD_NODE_ANSWER, check_versions, why_refused
+from fabric.control.versions import BAD_NODE_ANSWER, check_versions, version_mismatch_message
 from fabric.errors import FabricError, RejectedError, RetryLaterError, StartFailedError
 from fabric.ids import NodeName
 from fabric.limits import HEARTBEAT_S
@@ -48,7 +48,7 @@ class AgentObserver(Protocol):
         ...
 
     def on_restart(self, node: NodeName) -> None:
-        """Accept lists of a new incarnation, whose change counter starts anew."""
+        """Accept lists of a new incarnation, whose change counter restarts."""
         ...
 
 
@@ -79,10 +79,10 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """Reason why a node did not start, or cannot be served with, and when it starts again."""
+    """Reason why a node did not start, or cannot be used, and when it starts again."""
 
     message: str
-    again_s: float | None = None  # by the router's clock; None: not by itself
+    again_s: float | None = None  # by the router's clock; None: it does not retry
 
 
 @dataclass(slots=True)
@@ -97,8 +97,8 @@ class Member:
     whole_s: float = -math.inf  # when the last whole list was requested
     loading_s: float | None = None  # when it last reported that it is starting
     failure: StartFailure | None = None  # why it could not start, by its last answer
-    knows_changes: bool = True  # it may be asked for the changes of its view
-    knows_rows: bool = True  # it may be asked for its agents in rows
+    knows_changes: bool = True  # it supports `DescribeChanges`
+    knows_rows: bool = True  # it supports `ListChanges`
     known: tuple[int, int] = (0, 0)  # numbers of `view` and of its links, given by the node
     was_expired: bool = False  # at the last check
     was_settled: bool = False  # at the last check; until it is silent, only an answer changes it
@@ -119,8 +119,8 @@ class Member:
 async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[int, int]]:
     """Return a node's state and the numbers that it gave it; raise FabricError."""
     if member.knows_changes:
-        known, (view, links) = member.view, member.known
-        incarnation = known.incarnation if known is not None else 0
+        last_view, (view, links) = member.view, member.known
+        incarnation = last_view.incarnation if last_view is not None else 0
         call = DescribeChanges(incarnation, view, links) if view else DescribeChanges()
         try:
             changes = await member.link.call(call, ViewChanges, timeout_s)
@@ -129,7 +129,7 @@ async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[
                 raise
             member.knows_changes = False  # an older node
         else:
-            return _apply_changes(member, changes, known), (changes.view, changes.links)
+            return _apply_changes(member, changes, last_view), (changes.view, changes.links)
     whole = await member.link.call(Describe(), NodeView, timeout_s)
     check_versions(member.name, {"control": whole.control, "control_min": whole.control_min})
     return whole, (0, 0)
@@ -141,7 +141,7 @@ def _apply_changes(member: Member, changes: ViewChanges, known: NodeView | None)
         check_versions(member.name, changes.fields)
         return changes.applied_to(known if is_same_life else None)
     except RejectedError as error:
-        member.known = (0, 0)  # the next heartbeat asks for all
+        member.known = (0, 0)  # the next heartbeat requests all
         message = f"{member.name} sent invalid changes: {error.message}"
         raise FabricError(message, code=BAD_NODE_ANSWER) from None
 
@@ -261,7 +261,7 @@ class Membership:
         return tuple(sorted(self._unlisted))
 
     def await_reports(self) -> None:
-        """Count no list as a report that was requested before now; ask all nodes again."""
+        """Accept only lists requested from now on as reports; request them of all nodes."""
         self._reports_since_s = self._clock.monotonic_s()
         self._unlisted = set(self._members)
         for name in self._members:
@@ -301,13 +301,13 @@ class Membership:
         await asyncio.gather(*(self.heartbeat(member, timeout_s, relist=relist) for member in live))
 
     async def look_at(self, name: NodeName) -> None:
-        """Request one node's state now, and wait for it, if it answers soon."""
+        """Request one node's state now; wait a heartbeat's time for it."""
         member = self._members.get(name)
         if member is not None:
             await self._describe(member, HEARTBEAT_S)
 
     def nudge(self, name: NodeName, *, whole: bool = False) -> None:
-        """Send a node a heartbeat now, unless one is in progress; `whole` asks for all of it."""
+        """Send a node a heartbeat now, unless one is in progress; `whole` requests all of it."""
         member = self._members.get(name)
         if member and whole:
             member.known = (0, 0)
@@ -378,12 +378,12 @@ class Membership:
         self._stalls.look()
         now_s = self._clock.monotonic_s()
         for member in self._members.values():
-            # What an answer changes is looked at when it comes.
+            # Changes in an answer are handled when it arrives.
             if not member.was_settled or now_s - member.heartbeat_s >= SUSPECT_S:
                 self._look(member)
 
     def _look(self, member: Member) -> None:
-        """Count a lease that ended, and show the node's state to the observer."""
+        """Count a lease that ended, and report the node's state to the observer."""
         health = self.health(member.name)
         is_expired = health is LeaseState.EXPIRED
         if is_expired and not member.was_expired:
@@ -408,7 +408,7 @@ class Membership:
     async def _describe(self, member: Member, timeout_s: float) -> bool:
         sent_s = self._clock.monotonic_s()
         try:
-            view, known = await _read_view(member, timeout_s)
+            view, numbers = await _read_view(member, timeout_s)
             if view.name == member.name and self._needs_catch_up(member, view):
                 assert self._catch_up is not None, "it needs one"
                 await self._catch_up.catch_up(member.link, view, lambda: tuple(self._members))
@@ -423,7 +423,7 @@ class Membership:
                 member.heartbeat_s = sent_s  # no stale state to protect
             return False
         except FabricError as error:
-            if why := why_refused(error):
+            if why := version_mismatch_message(error):
                 self._note_refused(member, why)
                 return False
             # The lease handles its silence.
@@ -436,7 +436,7 @@ class Membership:
         if member.view is None or sent_s >= member.heartbeat_s:
             restarted = member.view is not None and view.incarnation != member.view.incarnation
             member.view, member.loading_s, member.failure = view, None, None
-            member.known = known
+            member.known = numbers
             member.heartbeat_s = max(sent_s, member.heartbeat_s)
             member.link.http_url = view.http_url.rstrip("/")
             member.link.reads_origins = view.reads_origins
@@ -470,19 +470,19 @@ class Membership:
 
     async def _list(self, member: Member, *, whole: bool = False) -> None:
         requested_s = self._clock.monotonic_s()
-        known = member.listed or (0, 0)
+        last_version = member.listed or (0, 0)
         if requested_s - member.whole_s > WHOLE_LIST_S or self._observer.needs_whole_list(
             member.name
         ):
             whole = True
         try:
-            agents = await _read_list(member, (0, 0) if whole else known)
+            agents = await _read_list(member, (0, 0) if whole else last_version)
         except FabricError as error:
             _LOG.debug("no agents from %s: %s", member.name, error.code)
             return
         view = member.view
         if view is None or agents.node != member.name or agents.incarnation != view.incarnation:
-            return  # the next heartbeat asks again
+            return  # the next heartbeat requests it again
         await self._observer.on_list(agents, requested_s)
         items, agents = list(agents.agents), replace(agents, agents=())
         await free_in_steps(items)

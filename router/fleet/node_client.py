@@ -177,7 +177,7 @@ class HttpNodeLink:
         """Make calls over `transport`, or if `uses_http` over HTTP where the call table says so.
 
         `proven_as` is the name that the node's certificate must have before anything is sent.
-        Nothing that changes the fabric is sent without leave of `terms`.
+        Calls that change the fabric are sent only if `terms` permit.
         """
         self._terms = terms
         self.name = name
@@ -263,8 +263,8 @@ class HttpNodeLink:
         """
         address = self._address()
         term = self._terms.held()
-        own = {} if term is None else {TERM_HEADER: str(term)}
-        all_headers = {**headers, **own, CLUSTER_HEADER: self._secret}
+        term_header = {} if term is None else {TERM_HEADER: str(term)}
+        all_headers = {**headers, **term_header, CLUSTER_HEADER: self._secret}
         asking = asyncio.ensure_future(
             self._http.post(address, path, data, all_headers, self._proven_as, use)
         )

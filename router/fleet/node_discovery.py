@@ -1,12 +1,12 @@
-"""Waits of a new router for nodes that it has not heard yet.
+"""Waits of a new router for nodes that have not reported yet.
 
     router starts ──▶ reads Ray's list ──▶ every node on it reports its agents, or a lease passes
 
-Requests wait for at most a lease. Without the wait, a client of the previous router would be told
-that its agent does not exist, and a DELETE would erase nothing. A router that expects a number of
-nodes answers "try again" for unknown agents until as many have joined, for at most GATHER_S. A turn
-cannot be retried that way: it waits for its agent's owner, but no longer than recomputing its
-prompt would take (`router/turns/owner_wait.py`).
+Requests wait for at most a lease. Without the wait, a client of the previous router would get 404
+for its agent, and a DELETE would erase nothing. A router that expects a number of nodes answers
+"try again" for unknown agents until as many have joined, for at most GATHER_S. A turn cannot be
+retried that way: it waits for its agent's owner, but no longer than recomputing its prompt would
+take (`router/turns/owner_wait.py`).
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class NodeDiscovery:
         await self.wait(self._membership.settled)
 
     async def wait_for_owner(self, is_known: Callable[[], bool], patience_s: float) -> bool:
-        """Wait until a node reports what `is_known` asks for; return whether one did.
+        """Wait until a report makes `is_known` true; return whether one did.
 
         The wait ends after `patience_s`, and as soon as no further node is awaited. A node that
         serves already reports within moments, so its report is always waited for.
@@ -172,7 +172,7 @@ def no_such_agent(agent: str) -> NotFoundError:
 
 def _agents_unknown(agent: str, missing: Iterable[str]) -> RetryLaterError:
     names = ", ".join(missing)
-    message = f"no node has reported agent {agent!r} so far; not heard yet: {names}"
+    message = f"no node has reported agent {agent!r} so far; still waiting for: {names}"
     return RetryLaterError(message, retry_after_s=AGAIN_S, code="agents_unknown")
 
 

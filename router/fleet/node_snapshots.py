@@ -93,7 +93,7 @@ class NodeSnapshots:
             return kept
         ledger = self._ledger
         prompts_s = ledger.prompts_s(name)
-        taken = self._kept[name] = NodeSnapshot(
+        snapshot = self._kept[name] = NodeSnapshot(
             view=member.view,
             is_alive=state[0],
             is_up=state[1],
@@ -109,7 +109,7 @@ class NodeSnapshots:
             leaving_bytes=ledger.leaving_bytes(name),
             profile=self._profiles.of(name),
         )
-        return taken
+        return snapshot
 
     def all(self) -> dict[NodeName, NodeSnapshot]:
         """Return the snapshots of all nodes that have reported, by name."""

@@ -1,11 +1,11 @@
 """Exchange of peer lists: every node gets the names and addresses of its nearest peers.
 
-    near   nodes from which it fetched something lately, then those of its machine, of its networks,
+    near   nodes from which it fetched recently, then those of its machine, of its networks,
            and any: before and after it by name, so that two nodes mostly measure each other
 
 Only the router knows all addresses; nodes measure the links between them. Every call replaces the
-earlier list, so a repeated or lost call does no harm. A node reaches others, too: an order to fetch
-something brings the addresses of its source.
+earlier list, so a repeated or lost call does no harm. A node can reach others as well: a fetch
+order includes the addresses of its source.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from router.fleet.recent_partners import RecentPartners
 from router.limits import NODES_PER_STEP, PEER_LISTS_PER_STEP, PEERS_PER_NODE_MAX
 
 _LOG = logging.getLogger("macfabric.router.peer_exchange")
-NETWORK_BITS_ASSUMED = 24  # of a network whose size no node knows
+NETWORK_BITS_ASSUMED = 24  # of a network of unknown size
 Whereabouts = tuple[int, tuple[Address, ...]]  # incarnation and addresses of a node
 
 
@@ -74,7 +74,7 @@ class PeerExchange:
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
     async def _note_changes(self) -> None:
-        """Note the nodes that came, went or changed, and that all lists may be others then."""
+        """Note the nodes that came, went or changed; then all lists may be out of date."""
         views = [view async for view in self._views_up()]
         present = {view.name: (view.incarnation, view.addresses) for view in views}
         if present == self._present:
@@ -139,15 +139,15 @@ class Neighbours:
     def list_for(self, name: NodeName, partners: Iterable[NodeName] = ()) -> PeerList:
         """Return the list for one node: all others if they are few, or the nearest, by name.
 
-        Those from which it fetched something lately are among them.
+        Nodes from which it fetched recently are among them.
         """
-        near = {other: None for other in partners if other in self._peers}
+        nearest = {other: None for other in partners if other in self._peers}
         for group in self._groups[name]:
             for other in _around(self._members[group], name):
-                near[other] = None
-                if len(near) == PEERS_PER_NODE_MAX:
-                    return self._list_of(near)
-        return self._list_of(near)
+                nearest[other] = None
+                if len(nearest) == PEERS_PER_NODE_MAX:
+                    return self._list_of(nearest)
+        return self._list_of(nearest)
 
     def _list_of(self, names: Iterable[NodeName]) -> PeerList:
         return PeerList(tuple(self._peers[name] for name in sorted(names)))

@@ -255,11 +255,11 @@ def _is_orphaned() -> bool:
     """
     if not ray.is_initialized():  # an earlier attempt failed
         return True
-    own = ray.get_runtime_context().get_node_id()
+    own_id = ray.get_runtime_context().get_node_id()
     rows = ray.nodes()
-    alive = [row for row in rows if row["Alive"] and row["NodeID"] != own]
+    alive = [row for row in rows if row["Alive"] and row["NodeID"] != own_id]
     for row in rows:
-        if row["NodeID"] == own:  # including one whose end Ray has not noticed yet
+        if row["NodeID"] == own_id:  # including one whose end Ray has not noticed yet
             return any(machine_of(other) == machine_of(row) for other in alive)
     return bool(alive)
 

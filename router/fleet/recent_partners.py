@@ -1,4 +1,4 @@
-"""Nodes from which each node fetched something lately: their link is worth being measured."""
+"""Nodes from which each node fetched recently, whose links are worth measuring."""
 
 from collections import OrderedDict
 
@@ -11,7 +11,7 @@ class RecentPartners:
 
     def __init__(self) -> None:
         self._sources: dict[NodeName, OrderedDict[NodeName, None]] = {}
-        self.changed: set[NodeName] = set()  # targets with other sources, for who tells them
+        self.changed: set[NodeName] = set()  # targets with changed sources, for the peer exchange
 
     def note(self, source: NodeName, target: NodeName) -> None:
         """Note that `target` is about to fetch from `source`."""

@@ -37,11 +37,11 @@ class RosterKeeper:
         expected = fleet.discovery.expected
         if not expected.names:
             expected.is_fewer = 0 < expected.count < self._stored.configured
-        known = _prune_roster(self._stored)
-        is_whole = len(known.nodes) == len(self._stored.nodes) > 0
+        pruned = _prune_roster(self._stored)
+        is_whole = len(pruned.nodes) == len(self._stored.nodes) > 0
         is_configured = bool(expected.names or expected.count)
         expected.may_be_incomplete = store is not None and not (is_configured or is_whole)
-        self._expect(known)
+        self._expect(pruned)
 
     async def run(self) -> None:
         """Store every change until cancelled."""

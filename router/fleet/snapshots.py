@@ -1,4 +1,4 @@
-"""Snapshots of the fleet, taken here only, from all that the router knows."""
+"""Snapshots of the fleet, taken here only, from all of the router's state."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -284,7 +284,7 @@ def _holders(directory: Directory, key: AgentKey) -> tuple[AgentHolder, ...]:
     if last is not None:
         role = HolderRole.OWNER if owner else HolderRole.RELEASED
         holders.append(AgentHolder(last.node, role, last.view))
-    copies = [held for held in directory.unerased_holdings(key) if held is not last]
+    copies = [holding for holding in directory.unerased_holdings(key) if holding is not last]
     copies.sort(key=_lateness, reverse=True)
     holders += [AgentHolder(copy.node, HolderRole.COPY, copy.view) for copy in copies]
     holders += [AgentHolder(node, HolderRole.ERASED) for node in directory.erasing(key)]
@@ -307,12 +307,12 @@ def _prefix_holders(
     prefixes: list[PrefixHolder] = []
     for node, match in matches.items():
         share, agent = turn.prompt.share(match.pieces_count), match.continued
-        held = fleet.directory.holding((turn.tenant, agent), node) if agent else None
-        if held is None:
+        holding = fleet.directory.holding((turn.tenant, agent), node) if agent else None
+        if holding is None:
             prefixes.append(PrefixHolder(node, share, agent, state=match.state))
             continue
-        is_replica = held.state is OwnerState.REPLICA
-        held_as = held.group, is_replica, held.is_resident, match.state
+        is_replica = holding.state is OwnerState.REPLICA
+        held_as = holding.group, is_replica, holding.is_resident, match.state
         prefixes.append(PrefixHolder(node, share, agent, *held_as))
     if turn.key is None and not any(prefix.agent and not prefix.is_replica for prefix in prefixes):
         prefixes = _with_formed(fleet, turn, prefixes)

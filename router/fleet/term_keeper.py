@@ -1,4 +1,4 @@
-"""Keeping of a router's term: asks the voters again and again, and says when it is active.
+"""Keeper of a router's term: requests it from the voters periodically, and reports changes.
 
 Voters are the fabric's nodes, and processes of `macfabric voter` for fabrics of two Macs. Their
 number is configured: a majority of those that happen to answer could exist twice.
@@ -25,7 +25,7 @@ TWO_VOTERS = (
 )
 
 
-# Asks one voter; raises FabricError without an answer.
+# Sends one voter a call; raises FabricError without an answer.
 Vote = Callable[[GrantTerm], Awaitable[TermAnswer]]
 
 
@@ -40,7 +40,7 @@ class TermKeeper:
         *,
         patience_s: float = 0.0,
     ) -> None:
-        """Keep `terms`; ask for none during the first `patience_s`. `random` is in [0, 1)."""
+        """Keep `terms`; request none during the first `patience_s`. `random` is in [0, 1)."""
         self.terms = terms
         self._voters: Callable[[], Mapping[str, Vote]] = dict
         self._on_active: Callable[[int], None] = lambda _: None
@@ -63,7 +63,7 @@ class TermKeeper:
         """Ask `voters` for terms above `floor`; call `on_active` with each that is granted."""
         self._voters = voters
         self._on_active = on_active
-        self.terms.hear(TermView(floor, ""))
+        self.terms.note_term(TermView(floor, ""))
 
     # --- authority -----------------------------------------------------------------------------
 
@@ -87,8 +87,8 @@ class TermKeeper:
             raise RetryLaterError(message, retry_after_s=1.0, code="no_active_router")
         return term
 
-    def hear(self, view: TermView) -> None:
-        self.terms.hear(view)
+    def note_term(self, view: TermView) -> None:
+        self.terms.note_term(view)
 
     def note_refusal(self) -> None:
         self._wake.set()
@@ -96,11 +96,11 @@ class TermKeeper:
     @property
     def problem(self) -> str | None:
         """Return why no router may be elected, in words; None if one can be."""
-        known, count = len(self._voters()), self.terms.voters_count
-        if known > count:
+        present_count, count = len(self._voters()), self.terms.voters_count
+        if present_count > count:
             return (
-                f"{known} voters are there and {count} are expected: correct router.nodes_expected"
-                " and router.voters, which all routers must agree on"
+                f"{present_count} voters are there and {count} are expected: correct "
+                "router.nodes_expected and router.voters, which all routers must agree on"
             )
         last_round = self.terms.last_round
         if last_round is not None and last_round.answered_count < self.terms.quorum:
@@ -121,7 +121,7 @@ class TermKeeper:
                     await self._changed.wait()
 
     async def run(self) -> None:
-        """Ask for the term, or for more time in it, until cancelled; then give it up."""
+        """Request the term, or more time in it, until cancelled; then give it up."""
         try:
             await asyncio.sleep(self._patience_s)
             while True:
@@ -135,7 +135,7 @@ class TermKeeper:
                 task.cancel()
 
     async def give_up(self) -> None:
-        """Give the term up and ask for no other: another router need not wait for its end."""
+        """Give the term up and request no other: no router need wait for its end."""
         self._is_retired = True
         call = self.terms.release()
         self._look()

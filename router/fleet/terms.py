@@ -1,4 +1,4 @@
-"""Part of one router in the vote for terms: its requests, and the end of its lease.
+"""One router's side of the vote for terms: its requests, and the end of its lease.
 
     following ── a trial that most voters would grant ──▶ asking ── most granted ──▶ active
         ▲                                                   │ refused                 │
@@ -54,16 +54,16 @@ class Round:
     @property
     def wait_s(self) -> float:
         """Return when enough leases are over for another trial, by the answers; 0 if unknown."""
-        left = sorted(
+        waits = sorted(
             0.0 if answer.granted else answer.left_s
             for answer in self.answers.values()
             if answer is not None
         )
-        return left[self.quorum - 1] if len(left) >= self.quorum else 0.0
+        return waits[self.quorum - 1] if len(waits) >= self.quorum else 0.0
 
 
 class RouterTerms:
-    """Terms as one router knows them, and the one that it has."""
+    """Terms known to one router, and its own."""
 
     def __init__(self, router: str, voters_count: int, floor: int = 0) -> None:
         """Vote as `router` among `voters_count`; its terms are above `floor`."""
@@ -90,14 +90,14 @@ class RouterTerms:
         """Return the rest of this router's lease."""
         return max(0.0, self._until_s - now_s) if self.held(now_s) else 0.0
 
-    def hear(self, view: TermView) -> None:
-        """Take note of a term that a voter granted."""
+    def note_term(self, view: TermView) -> None:
+        """Record a term that a voter granted."""
         is_named = view.term == self.highest.term and not self.highest.router
         if view.term > self.highest.term or is_named:
             self.highest = view
 
     def begin(self, now_s: float, *, is_trial: bool, is_forced: bool = False) -> Round:
-        """Begin to ask: for more time in the term that this router has, or for the next one.
+        """Begin a round: for more time in this router's term, or for the next one.
 
         A forced round is won by any voter's grant: an operator vouches for the absent ones. A
         voter that granted this term, or a later one, to another router, which few others did,
@@ -111,20 +111,20 @@ class RouterTerms:
         return Round(call, now_s, 1 if is_forced else self.quorum, self.voters_count)
 
     def release(self) -> GrantTerm | None:
-        """Give up this router's term at once; return the call that tells the voters."""
+        """Give up this router's term at once; return the call that notifies the voters."""
         term, self._term, self._until_s = self._term, 0, -math.inf
         return GrantTerm(term, self.router, 0.0, self.url) if term else None
 
     def end(self, vote: Round) -> bool:
-        """Take the answers of a round; return whether this router has the term it asked for."""
+        """Evaluate a round; return whether this router got the term that it requested."""
         self.last_round = vote
         answers = [answer for answer in vote.answers.values() if answer is not None]
         views = Counter(TermView(each.term, each.router, each.url) for each in answers)
         if views:  # of two names for one term, the one that more voters gave is its router's
             latest = max(views, key=lambda view: (view.term, views[view]))
             self.highest = latest if latest.term >= self.highest.term else self.highest
-        others = {each.router for each in answers if each.term == vote.call.term}
-        self._is_disputed = bool(others - {"", self.router})
+        granted_routers = {each.router for each in answers if each.term == vote.call.term}
+        self._is_disputed = bool(granted_routers - {"", self.router})
         if vote.call.is_trial or not vote.is_won:
             return False
         self._term = vote.call.term
@@ -149,12 +149,12 @@ class TermAuthority(Protocol):
         """Return the term of changing calls; raise RetryLaterError if it is another router's."""
         ...
 
-    def hear(self, view: TermView) -> None:
-        """Take note of a term that a node granted."""
+    def note_term(self, view: TermView) -> None:
+        """Record a term that a node granted."""
         ...
 
     def note_refusal(self) -> None:
-        """Take note that a node obeys another router."""
+        """Record that a node obeys another router."""
         ...
 
 
@@ -169,7 +169,7 @@ class SoleRouter:
     def current(self) -> int | None:
         return None
 
-    def hear(self, view: TermView) -> None:
+    def note_term(self, view: TermView) -> None:
         """Ignore terms: they were granted when the fabric had several routers."""
 
     def note_refusal(self) -> None:

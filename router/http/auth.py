@@ -47,7 +47,7 @@ class LocalPeers:
     hosts: frozenset[str] = frozenset()  # further names of this machine, as containers use
     origins: frozenset[str] = frozenset()  # of pages that may do what local programs may
 
-    def why_foreign(self, scope: Scope, headers: Headers) -> str | None:
+    def foreign_reason(self, scope: Scope, headers: Headers) -> str | None:
         """Return why a request needs a key, and the setting that changes that, or None."""
         client = scope.get("client") or None
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
@@ -61,9 +61,9 @@ class LocalPeers:
             return f"its 'Host' is '{host}': to let it in, {_allow(host)}"
         listed = len(origins) == 1 and origins[0] in self.origins
         if not listed and not all(_is_origin_of(o.lower(), hosts[0].lower()) for o in origins):
-            return "a web page asks: to let pages in, list their origin in router.cors_origins"
+            return "it comes from a web page: list the page's origin in router.cors_origins"
         if not listed and not _OWN_SITES.issuperset(headers.getlist("sec-fetch-site")):
-            return "a page of another site asks"
+            return "it comes from a page of another site"
         return None
 
     def _is_own(self, host: str) -> bool:
@@ -217,7 +217,7 @@ class Auth:
             if given_operator is None and self._tenants:
                 raise _unknown()
             operator = operator or given_operator
-        why = self._why_keyed(scope, headers)
+        why = self._key_reason(scope, headers)
         if why is None:
             return Principal(DEFAULT_TENANT, operator)
         if operator is not None:
@@ -230,16 +230,16 @@ class Auth:
         keys = [key for key in (given, shown.encode() if shown is not None else None) if key]
         return bool(keys) and all(name_of(key, self._watchers) is not None for key in keys)
 
-    def _why_keyed(self, scope: Scope, headers: Headers) -> str | None:
+    def _key_reason(self, scope: Scope, headers: Headers) -> str | None:
         if not self._loopback_without_key:
             return "router.loopback_without_key is off"
-        return self._local.why_foreign(scope, headers)
+        return self._local.foreign_reason(scope, headers)
 
     def _named_operator(self, headers: Headers) -> str | None:
-        given = headers.get(OPERATOR_HEADER)
-        if given is None:
+        key = headers.get(OPERATOR_HEADER)
+        if key is None:
             return None
-        operator = name_of(given.encode(), self._operators)
+        operator = name_of(key.encode(), self._operators)
         if operator is None:
             raise _unknown("operator")
         return operator

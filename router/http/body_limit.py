@@ -57,7 +57,7 @@ class _Gauge:
     other_bytes: int = 0  # upper bound of those that are escapes or base64, and not text
 
     def declare(self, size_bytes: int) -> None:
-        """Raise TooLargeError if a body of this size is too long whatever it contains."""
+        """Raise TooLargeError if a body of this size is too long regardless of its content."""
         if size_bytes > self.limit_bytes:
             message = f"the body is over the limit of {self.limit_bytes} bytes"
             raise TooLargeError(message)

@@ -57,8 +57,8 @@ class Dialects:
         for prefix, dialect in self._by_prefix.items():
             if path == prefix or path.startswith(f"{prefix}/"):
                 return dialect
-        known = (dialect for name, dialect in self._by_header.items() if name in headers)
-        return next(known, self._default)
+        chosen = (dialect for name, dialect in self._by_header.items() if name in headers)
+        return next(chosen, self._default)
 
 
 _LOG = logging.getLogger("macfabric.router.http")
@@ -149,19 +149,19 @@ def request_id_of(scope: Scope) -> TurnId:
 
 def _request_id(scope: Scope) -> TurnId:
     """Return the id that the client gave its request, if it is valid, or a fresh one."""
-    given = [value for name, value in scope["headers"] if name == REQUEST_ID_HEADERS[0]]
+    ids = [value for name, value in scope["headers"] if name == REQUEST_ID_HEADERS[0]]
     with suppress(RejectedError):
-        if len(given) == 1:
-            return parse_turn_id(given[0].decode("latin-1"))
+        if len(ids) == 1:
+            return parse_turn_id(ids[0].decode("latin-1"))
     return fresh_turn()
 
 
 def _client_trace(scope: Scope) -> Traceparent | None:
     """Return the client's span of which the request is a part, if it sent a valid one."""
-    given = [value for name, value in scope["headers"] if name == TRACE_HEADER]
+    traces = [value for name, value in scope["headers"] if name == TRACE_HEADER]
     with suppress(RejectedError):
-        if is_tracing() and len(given) == 1:
-            return parse_traceparent(given[0].decode("latin-1").strip())
+        if is_tracing() and len(traces) == 1:
+            return parse_traceparent(traces[0].decode("latin-1").strip())
     return None
 
 
@@ -203,6 +203,6 @@ class ErrorBoundary:
                 stopping = RetryLaterError(message, code="stopping")
                 await error_response(stopping, dialect)(scope, receive, named)
         except Exception as error:  # noqa: BLE001 - the last place that can answer it
-            known = error if isinstance(error, FabricError) else unknown_error(error)
+            fabric_error = error if isinstance(error, FabricError) else unknown_error(error)
             if not has_started:
-                await error_response(known, dialect)(scope, receive, named)
+                await error_response(fabric_error, dialect)(scope, receive, named)

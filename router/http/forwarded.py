@@ -1,7 +1,7 @@
-"""Requests that a standby router forwards: it has authenticated the caller, and proves who it is.
+"""Requests that a standby router forwards, with a proof of the caller that it authenticated.
 
-Keys that are known to the standby's Mac alone, and programs there that need none, thus work like at
-the active router. The proof needs the cluster's key and holds for one method, path and caller.
+So keys that only the standby's Mac has, and programs there that need none, work as at the active
+router. The proof needs the cluster's key and holds for one method, path and caller.
 """
 
 import base64

@@ -14,7 +14,7 @@ AFTER: Final = "after"
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """Part of a list that a client asks for."""
+    """Part of a list that a client requests."""
 
     limit: int
     after: str | None = None  # name of the row before the first one; None: from the beginning

@@ -20,7 +20,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def kind_of(value: object) -> str:
-    """Name a JSON value's type as clients know it."""
+    """Return the JSON name of a value's type."""
     return _KINDS.get(type(value), "something else")
 
 

@@ -1,4 +1,4 @@
-"""Pace at which requests are taken on: a few in each round of the event loop.
+"""Pace of accepting requests: a few in each round of the event loop.
 
 Hundreds that arrive at once would be parsed, placed and sent in the same rounds. Each of those
 takes a second or more; heartbeats wait as long, and live nodes count as silent.

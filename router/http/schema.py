@@ -32,7 +32,7 @@ R = TypeVar("R")
 _WHOLE: Final = re.compile(r"-?[0-9]{1,20}")  # no seed has more digits
 _DECIMAL: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
 _KIND, _NAME = "kind", "name"
-_ABOUT, _SENT, _PATH = "about", "sent", "path"  # of fields that tell where a record was read
+_ABOUT, _SENT, _PATH = "about", "sent", "path"  # of fields that hold the path of their record
 
 
 class JsonKind(Protocol):
@@ -222,7 +222,7 @@ class ArrayOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyObject:
-    """An object whose fields are not ours to know."""
+    """An object with any fields."""
 
     def read(self, value: Any, param: str) -> dict[str, Any]:
         return require_object(value, param)
@@ -407,7 +407,7 @@ def only(name: str, kind: JsonKind, default: Any = MISSING, *, is_strict: bool =
 
 
 def constant(value: Any) -> Mapped:
-    """Return the kind of an object that stands for the value, whatever its fields are."""
+    """Return the kind of an object that stands for the value, regardless of its fields."""
     return Mapped(AnyObject(), lambda _: value)
 
 

@@ -111,7 +111,7 @@ class _Silence:
         """Send a message; the keep-alive starts with the first and ends with the last."""
         self._last_s = self._loop.time()
         if self._timer is None:
-            self._timer = self._loop.call_later(STREAM_SILENCE_S, self._look)
+            self._timer = self._loop.call_later(STREAM_SILENCE_S, self._check_idle)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.end()
         await self._send(message)
@@ -122,14 +122,14 @@ class _Silence:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check_idle(self) -> None:
         left_s = self._last_s + STREAM_SILENCE_S - self._loop.time()
         # A client that reads nothing gets no second idle frame; it is dropped elsewhere.
         if left_s <= 0 and (self._breaking is None or self._breaking.done()):
-            self._breaking = self._loop.create_task(self._say())
-        self._timer = self._loop.call_later(max(left_s, 0) or STREAM_SILENCE_S, self._look)
+            self._breaking = self._loop.create_task(self._send_idle())
+        self._timer = self._loop.call_later(max(left_s, 0) or STREAM_SILENCE_S, self._check_idle)
 
-    async def _say(self) -> None:
+    async def _send_idle(self) -> None:
         if not self._has_ended:
             self._last_s = self._loop.time()
             body = self._idle()

@@ -18,7 +18,7 @@ from router.http.auth import principal_of
 from router.http.errors import REQUEST_ID_HEADERS, request_id_of
 from router.http.forwarded import Forwarding, target_of
 
-# What every router answers for itself.
+# Paths that every router answers itself.
 CHANGES_PATH: Final = "/internal/changes"  # at which a standby copies what the active router keeps
 OWN_PATHS: Final = frozenset(
     {
@@ -152,9 +152,9 @@ class _Exchange:
                 return
 
     async def _watch_routers(self, url: str) -> None:
-        """Return when the router that was asked is no longer the active one."""
+        """Return when the target router is no longer the active one."""
         relay = self._relay
-        # Terms are heard by heartbeats, which notify no event.
+        # Terms arrive with heartbeats, which set no event.
         while not relay.is_active() and relay.active_url() == url:  # noqa: ASYNC110
             await asyncio.sleep(CHANGE_POLL_S)
 

@@ -53,7 +53,7 @@ def session_of(headers: Mapping[str, str]) -> AgentId | None:
 
 
 def sub_agent_of(headers: Mapping[str, str]) -> AgentId | None:
-    """Return the sub-agent of a coding agent that asks, a hint; None for too long names."""
+    """Return the sub-agent of a coding agent, a hint; None for too long names."""
     return _hint(headers.get(SUB_AGENT_HEADER, "").strip())
 
 

@@ -115,11 +115,11 @@ class Drains:
     async def _set_draining(self, node: NodeName, *, draining: bool) -> None:
         member = self._require(node)
         try:
-            done = await member.link.call(DrainNode(draining), Done)
+            reply = await member.link.call(DrainNode(draining), Done)
         except NodeLostError as error:
             message = f"node {node} cannot be reached: {error.message}"
             raise RetryLaterError(message, retry_after_s=2.0, code=error.code) from None
-        _LOG.info("node %s %s", node, done.detail)
+        _LOG.info("node %s %s", node, reply.detail)
         await self._fleet.membership.heartbeat(member)
 
     def _require(self, node: NodeName) -> Member:
@@ -162,13 +162,13 @@ class Drains:
                 if idle_rounds:
                     await asyncio.sleep(DRAIN_ROUND_PAUSE_S)
                 await self._fleet.membership.refresh(relist=True)
-                left = self._left(drain.node)
+                remaining = self._left(drain.node)
                 self._count(drain)
-                if not left:
+                if not remaining:
                     state = DrainState.DRAINED
                     break
                 moved_count = drain.moved_count
-                await self._round(drain, left)
+                await self._round(drain, remaining)
                 idle_rounds = 0 if drain.moved_count > moved_count else idle_rounds + 1
         finally:
             drain.state, drain.ended_s = state, self._fleet.clock.monotonic_s()
@@ -177,11 +177,11 @@ class Drains:
         _LOG.info("node %s: %s, %d agents moved", drain.node, state, drain.moved_count)
 
     def _count(self, drain: Drain) -> None:
-        left = set(self._left(drain.node))
-        drain.left_count = len(left)
-        drain.stuck = {key: why for key, why in drain.stuck.items() if key in left}
+        remaining = set(self._left(drain.node))
+        drain.left_count = len(remaining)
+        drain.stuck = {key: why for key, why in drain.stuck.items() if key in remaining}
 
-    async def _round(self, drain: Drain, left: list[AgentKey]) -> None:
+    async def _round(self, drain: Drain, keys: list[AgentKey]) -> None:
         """Try every agent once, the fastest first: most have moved if the lid closes early."""
         slots = asyncio.Semaphore(DRAIN_AT_ONCE_MAX)
 
@@ -189,7 +189,7 @@ class Drains:
             async with slots:
                 await self._move(drain, key)
 
-        await asyncio.gather(*(move(key) for key in sorted(left, key=self._travel_s)))
+        await asyncio.gather(*(move(key) for key in sorted(keys, key=self._travel_s)))
 
     def _travel_s(self, key: AgentKey) -> float:
         ship = self._ship(key)

@@ -57,7 +57,7 @@ class ErasureExchange:
     ) -> None:
         """Exchange tombstones with a node; raise FabricError if that fails.
 
-        At the router's start, wait a moment for the other nodes, which may know more.
+        At the router's start, wait a moment for the other nodes, which may have more of them.
         """
         await self._share(link, view.erased)
         self._heard.add(link.name)
@@ -74,8 +74,8 @@ class ErasureExchange:
         finally:
             self._erasing.discard(name)
 
-    async def _share(self, link: NodeLink, theirs: int) -> None:
-        if theirs != self.known.fingerprint:
+    async def _share(self, link: NodeLink, fingerprint: int) -> None:
+        if fingerprint != self.known.fingerprint:
             call = ShareErasures(tuple(self._shared_with(link.name)))
             answer = await link.call(call, KnownErasures)
             self.known.merge(answer.erased)
@@ -84,8 +84,8 @@ class ErasureExchange:
                 _LOG.info("node %s removed %d erased agents", link.name, answer.agents_removed)
             reported = Tombstones()
             reported.merge(answer.erased)
-            theirs = reported.fingerprint
-        self._shared[link.name] = theirs
+            fingerprint = reported.fingerprint
+        self._shared[link.name] = fingerprint
 
     def _shared_with(self, node: NodeName) -> Tombstones:
         """Return the known tombstones except those of erasures in progress on the node."""
@@ -99,13 +99,13 @@ class ErasureExchange:
     async def _await_others(self, others: Callable[[], tuple[NodeName, ...]]) -> None:
         """Wait for the tombstones of all nodes; raise RetryLaterError if that takes too long."""
         deadline_s = self._clock.monotonic_s() + ERASURE_REPLY_WAIT_S
-        while not self._are_all_heard(others()):
+        while not self._have_all_reported(others()):
             if self._clock.monotonic_s() >= deadline_s:
                 message = "other nodes have not reported their erasures yet; retry later"
                 raise RetryLaterError(message, code="not_heard")
             await asyncio.sleep(HEARD_POLL_S)
 
-    def _are_all_heard(self, nodes: tuple[NodeName, ...]) -> bool:
+    def _have_all_reported(self, nodes: tuple[NodeName, ...]) -> bool:
         is_started = self._clock.monotonic_s() - self._since_s >= SUSPECT_S
         is_complete = len(self._heard) >= len(nodes) and self._heard.issuperset(nodes)
         return is_started or is_complete

@@ -68,15 +68,15 @@ class Erasures:
             return await self._erase(key)
 
     async def _erase(self, key: AgentKey) -> Erasure:
-        agent, directory, known = key[1], self._fleet.directory, self._exchange.known
+        agent, directory, tombstones = key[1], self._fleet.directory, self._exchange.known
         was_known = bool(directory.unerased_holdings(key))
         epoch = self._fleet.erasure_epoch(key)
-        erased_s = known.next_s(self._fleet.clock.wall_s())
+        erased_s = tombstones.next_s(self._fleet.clock.wall_s())
         call = EraseAgent(*key, epoch, fresh_operation(), erased_s)
         directory.issue(key, epoch)  # fences turns that still run
         # Before any node has answered: otherwise a turn could go to the owner at an epoch above
         # the erasure, and so keep what the owner is about to remove.
-        known.merge([tombstone(self._cluster_key, *key, epoch, call.erased_s)])
+        tombstones.merge([tombstone(self._cluster_key, *key, epoch, call.erased_s)])
         directory.note_erased(key)
         self._fleet.activity.forget(key)
         for observer in self._observers:
@@ -87,7 +87,7 @@ class Erasures:
         receipts = tuple(receipt for receipt in answers if receipt is not None)
         erased_on = {node for node, receipt in zip(up, answers, strict=True) if receipt is not None}
         # A node that was not reached catches up when it returns. One whose disk refused has the
-        # tombstone in memory, and finishes by itself.
+        # tombstone in memory, and finishes the erasure itself.
         silent = tuple(node for node in nodes if node not in erased_on)
         for node in silent:
             self._fleet.sketches.remove(key[0], node, agent)

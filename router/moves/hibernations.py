@@ -206,15 +206,15 @@ class Hibernations:
 
     async def _record_owner(self, key: AgentKey, node: NodeName, epoch: int) -> None:
         """Record the new owner, and have earlier holders release the agent."""
-        others = [h for h in self._fleet.directory.unerased_holdings(key) if h.node != node]
+        holdings = [h for h in self._fleet.directory.unerased_holdings(key) if h.node != node]
         self._fleet.note_holding(key, node, epoch, OwnerState.OWNED)
         self._fleet.events.publish(AgentResumed(key, node))
-        for other in others:
+        for holding in holdings:
             call = ReleaseAgent(*key, epoch, fresh_migration(), node)
             # If the call is lost, recovery finds two claims and repeats it.
             with suppress(FabricError):
-                await self._fleet.link(other.node).call(call, Done)
-                self._fleet.note_holding(key, other.node, epoch, OwnerState.REPLICA)
+                await self._fleet.link(holding.node).call(call, Done)
+                self._fleet.note_holding(key, holding.node, epoch, OwnerState.REPLICA)
         self._fleet.membership.nudge(node)
 
 

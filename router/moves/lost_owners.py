@@ -89,7 +89,9 @@ class LostOwners:
         if directory.released_owner(key) is not None or self._fleet.discovery.may_learn_agents():
             return None
         # Replicas whose owner left the fabric before this router started, or did not join in time.
-        return max(directory.unerased_holdings(key), key=lambda held: held.epoch, default=None)
+        return max(
+            directory.unerased_holdings(key), key=lambda holding: holding.epoch, default=None
+        )
 
     async def _take_over(self, key: AgentKey, lost: Holding) -> None:
         self._moves.require_not_moving(key)
@@ -117,20 +119,20 @@ class LostOwners:
     def _replica(self, key: AgentKey, lost: Holding) -> NodeName | None:
         """Return the node of a replica that has all that the lost owner acknowledged."""
         is_owner_known = lost.state is not OwnerState.REPLICA
-        held = [
+        replicas = [
             holding
             for holding in self._fleet.directory.unerased_holdings(key)
             if holding.state is OwnerState.REPLICA
             and self._fleet.is_alive(holding.node)
             and (holding.is_current(lost) or not is_owner_known)
         ]
-        takes = {view.name for view in self._fleet.ready()}
-        best = max(held, key=lambda h: (h.epoch, h.node in takes, h.node), default=None)
+        accepting = {view.name for view in self._fleet.ready()}
+        best = max(replicas, key=lambda h: (h.epoch, h.node in accepting, h.node), default=None)
         return best.node if best is not None else None
 
     def _no_replica(self, key: AgentKey, lost: Holding) -> RetryLaterError:
-        others = [h for h in self._fleet.directory.unerased_holdings(key) if h.node != lost.node]
-        older = sorted(held.node for held in others if self._fleet.is_up(held.node))
+        holdings = [h for h in self._fleet.directory.unerased_holdings(key) if h.node != lost.node]
+        older = sorted(holding.node for holding in holdings if self._fleet.is_up(holding.node))
         replicas = (
             f"the replica on {', '.join(older)} is older"
             if older

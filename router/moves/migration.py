@@ -5,9 +5,9 @@
                         any failure before the commit: abort target, then source, which keeps
                         serving
 
-The target's durable publish is the commit. If its answer is lost, the target is asked. If it does
-not answer either, the source releases the agent at the next epoch: it becomes a replica, which the
-agent's next turn takes over, above any commit that turns up later.
+The target's durable publish is the commit. If its answer is lost, the router asks the target.
+Without an answer to that either, the source releases the agent at the next epoch: it becomes a
+replica, which the agent's next turn takes over, above any commit that turns up later.
 """
 
 import asyncio
@@ -338,7 +338,7 @@ class Migration:
     async def _release(self, owner: NodeName) -> None:
         # Recorded only once it is confirmed. If the call is lost, the source's claim stays listed,
         # so that recovery finds it and repeats the call. If the source's disk refuses the write,
-        # its list shows the release all the same.
+        # its list shows the release anyway.
         call = ReleaseAgent(*self._key, self._epoch, self._name, owner)
         if await best_effort_call(self._source, call):
             self._note(self._source.name, self._epoch, OwnerState.REPLICA)

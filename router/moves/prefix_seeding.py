@@ -4,7 +4,7 @@
     ask     each peer with the same model, the fastest link first, for its shared prefixes
     take    one prefix after the other, and none while an agent is being moved
 
-No request waits for it. The only state is when to ask each node again: a restarted router asks
+No request waits for it. The only state is when to seed each node again: a restarted router seeds it
 once more, and the node fetches only what it lacks.
 """
 
@@ -36,7 +36,7 @@ _FULL = frozenset({"no_room", "not_wanted"})
 
 
 class _MovesGoFirstError(FabricError):
-    """Prefix seeding stops while an agent is being moved."""
+    """Prefix seeding pauses while an agent is being moved."""
 
     code = "moves_go_first"
 

@@ -1,4 +1,4 @@
-"""Propagate changes of an agent's settings to its replicas before acknowledging them.
+"""Propagation of changes of an agent's settings to its replicas, before their acknowledgement.
 
     owner     writes the change into its record
     replicas  receive that record, or are dropped
@@ -63,10 +63,10 @@ class SettingsPropagation:
         """Return the replicas whose settings differ from the owner's."""
         latest = settings_fingerprint(owned)
         return [
-            held
-            for held in self.fleet.directory.unerased_holdings(key)
-            if held.node != owned.node and held.state is OwnerState.REPLICA
-            if held.view is None or settings_fingerprint(held.view) != latest
+            holding
+            for holding in self.fleet.directory.unerased_holdings(key)
+            if holding.node != owned.node and holding.state is OwnerState.REPLICA
+            if holding.view is None or settings_fingerprint(holding.view) != latest
         ]
 
     async def _refresh(self, key: AgentKey, replica: Holding) -> None:

@@ -35,7 +35,7 @@ class Recovery:
 
     async def round(self) -> None:
         """Resolve every agent in doubt that can be resolved now."""
-        doubts = self._fleet.directory.in_doubt()
+        doubts = self._fleet.directory.undecided_agents()
         if doubts:
             self._telemetry.note_recovery()
         for key in doubts:
@@ -66,22 +66,22 @@ class Recovery:
         owner = self._fleet.directory.owner(key)
         if owner is None or not self._fleet.is_alive(owner.node):
             return
-        for other in self._fleet.directory.unerased_holdings(key):
-            claims = other.state is not OwnerState.REPLICA
-            if claims and other.node != owner.node and self._fleet.is_up(other.node):
+        for holding in self._fleet.directory.unerased_holdings(key):
+            claims = holding.state is not OwnerState.REPLICA
+            if claims and holding.node != owner.node and self._fleet.is_up(holding.node):
                 alias = self._fleet.alias(key)
                 _LOG.info(
-                    "agent %s: %s gives its ownership up to %s", alias, other.node, owner.node
+                    "agent %s: %s gives its ownership up to %s", alias, holding.node, owner.node
                 )
                 # A node releases an agent to a higher epoch only: if theirs is equal, it gets the
                 # next epoch, which is then never given out.
-                epoch = max(owner.epoch, other.epoch + 1)
+                epoch = max(owner.epoch, holding.epoch + 1)
                 self._fleet.directory.bar_epoch(key, epoch)
-                move = _migration_of(other.view) or fresh_migration()
+                move = _migration_of(holding.view) or fresh_migration()
                 call = ReleaseAgent(*key, epoch, move, owner.node)
-                await self._fleet.link(other.node).call(call, Done)
+                await self._fleet.link(holding.node).call(call, Done)
                 self._telemetry.note_superseded_claim()
-                self._note(key, epoch, other, OwnerState.REPLICA)
+                self._note(key, epoch, holding, OwnerState.REPLICA)
 
     async def _resume(self, key: AgentKey, sealed: Holding) -> None:
         if not self._fleet.is_up(sealed.node):

@@ -156,7 +156,7 @@ class Replicas:
             self._changed[key] = None
 
     def _note_elapsed(self) -> None:
-        """Look again at agents whose failed copy has rested, or whose copy may be gone."""
+        """Recheck agents whose failed copy is due again, or whose copy may be lost."""
         now_s = self._fleet.clock.monotonic_s()
         for key in [key for key, until_s in self._rest_until_s.items() if until_s <= now_s]:
             del self._rest_until_s[key]
@@ -169,7 +169,7 @@ class Replicas:
             self._note(key)
 
     async def _note_nodes(self) -> None:
-        """Look again at the agents of nodes that came, went, or take agents again."""
+        """Recheck the agents of nodes that joined, left, or take agents again."""
         if not (self._count or self._has_copies):
             return
         states = {m.name: self._node_state(m) for m in self._fleet.membership.members}
@@ -234,17 +234,19 @@ class Replicas:
     ) -> Iterator[NodeName]:
         """Yield the nodes that are to get a copy: those of kept replicas, then the cheapest."""
         holdings = self._fleet.directory.unerased_holdings(key)
-        held = [h for h in holdings if h.state is OwnerState.REPLICA and h.node in takes]
-        kept = [h for h in held if h.view is not None and h.view.kept]
-        yield from (h.node for h in kept if not h.is_current(owner))
-        done = {h.node for h in held if h.is_current(owner) or h in kept}
-        wanted = self._count - len(done)
-        if wanted > 0:
+        copies = [h for h in holdings if h.state is OwnerState.REPLICA and h.node in takes]
+        pinned = [h for h in copies if h.view is not None and h.view.kept]
+        yield from (h.node for h in pinned if not h.is_current(owner))
+        served_nodes = {h.node for h in copies if h.is_current(owner) or h in pinned}
+        missing_count = self._count - len(served_nodes)
+        if missing_count > 0:
             copied = {node for node in takes if self._was_copied(key, node, owner)}
             targets = [route.target for route in routes(snapshots.of_agent(self._fleet, key))]
             if len(targets) < self._count:
                 self._unmet[key] = None
-            yield from islice((node for node in targets if node not in done | copied), wanted)
+            yield from islice(
+                (node for node in targets if node not in served_nodes | copied), missing_count
+            )
 
     def _was_copied(self, key: AgentKey, node: NodeName, owner: Holding) -> bool:
         turn, _ = self._copied.get((key, node), (None, 0.0))
@@ -257,10 +259,10 @@ class Replicas:
         if not forgotten:
             return []
         return [
-            held
-            for held in self._fleet.directory.unerased_holdings(key)
-            if held.state is OwnerState.REPLICA and self._fleet.is_alive(held.node)
-            if held.view is None or forgotten - applied_forgets(held.view)
+            holding
+            for holding in self._fleet.directory.unerased_holdings(key)
+            if holding.state is OwnerState.REPLICA and self._fleet.is_alive(holding.node)
+            if holding.view is None or forgotten - applied_forgets(holding.view)
         ]
 
     async def _forget_in_copy(self, key: AgentKey, copy: Holding) -> None:

@@ -15,7 +15,7 @@ _LOG = logging.getLogger("macfabric.router.moves")
 
 
 def as_client_error(error: RetryElsewhereError) -> FabricError:
-    """Convert an error for a client, which cannot choose another node, to one that says to retry.
+    """Convert an error for a client, which cannot choose another node, to one that may be retried.
 
     Returns a lost node's error unchanged; `LostOwners.served` adds the agent and the time.
     """

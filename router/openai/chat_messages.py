@@ -28,7 +28,7 @@ from router.limits import MESSAGE_NAME_CHARS_MAX, TOOLS_MAX
 from router.openai.custom_tools import CUSTOM_INPUT
 
 _NAME: Final = Text(MESSAGE_NAME_CHARS_MAX)
-# Templates know no developer: OpenAI renamed the system role for its own models only.
+# Templates have no developer role: OpenAI renamed the system role for its own models only.
 _ROLES: Final = {
     "system": MessageRole.SYSTEM,
     "developer": MessageRole.SYSTEM,
@@ -142,15 +142,15 @@ MESSAGES: Final = ArrayOf(
 )
 
 
-def _arguments(given: Any, argument_items: ItemCount) -> dict[str, Any] | str:
+def _arguments(arguments: Any, argument_items: ItemCount) -> dict[str, Any] | str:
     """Return arguments as the object that templates iterate over, if they are one."""
-    if isinstance(given, dict):
-        return given
-    if given is None or not given.strip():
+    if isinstance(arguments, dict):
+        return arguments
+    if arguments is None or not arguments.strip():
         return {}  # what clients send for functions without parameters
-    argument_items.feed_whole(given)
+    argument_items.feed_whole(arguments)
     try:
-        parsed = parse_json(given)
+        parsed = parse_json(arguments)
     except RejectedError:
-        return str(given)  # the model's own broken JSON must not stop the conversation
-    return parsed if isinstance(parsed, dict) else str(given)
+        return str(arguments)  # the model's own broken JSON must not stop the conversation
+    return parsed if isinstance(parsed, dict) else str(arguments)

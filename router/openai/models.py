@@ -17,7 +17,7 @@ CONTEXT_FIELDS: Final = (
 # Tokens of one answer: LiteLLM's name, OpenRouter's and Groq's.
 ANSWER_FIELDS: Final = ("max_output_tokens", "max_completion_tokens")
 VERSION_PARAMETER: Final = "client_version"  # of Codex, which then reads `models`
-# Codex sends these in place of its own instructions, which it has for models that it knows.
+# Codex sends these in place of its own instructions, which exist only for models in its list.
 _CODEX_INSTRUCTIONS: Final = """\
 You are a coding agent in a user's terminal. You work in the current directory with the tools that \
 you are given: they run commands, read files and change them.

@@ -1,1 +1,1 @@
-"""Where a turn or an agent goes, in seconds; pure but for its inputs."""
+"""Placement of turns and agents by cost in seconds; pure but for its inputs."""

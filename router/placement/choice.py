@@ -61,8 +61,8 @@ def _stay_or_move(stay: Option, moves: Sequence[Option]) -> Option:
 def _cheapest(options: Sequence[Option], home: NodeName | None) -> Option:
     """Choose the cheapest node; of those that cost about the same, the emptiest."""
     limit_s = tie_limit_s(min(option.terms.total_s for option in options))
-    near = [option for option in options if option.terms.total_s <= limit_s]
-    nodes = {option.node.name: option.node for option in near}
+    about_equal = [option for option in options if option.terms.total_s <= limit_s]
+    nodes = {option.node.name: option.node for option in about_equal}
     name = home if home in nodes else min(nodes.values(), key=_fill).name
     return _best_way([option for option in options if option.node.name == name])
 

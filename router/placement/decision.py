@@ -20,7 +20,7 @@ class TurnFacts:
     group: AgentId | None = None  # as named instead of an agent
     given_up: frozenset[NodeName] = frozenset()  # nodes that did not take it
     full: frozenset[NodeName] = frozenset()  # nodes that have no room for it
-    may_fetch: bool = True  # its node may take a beginning of the prompt from another one
+    may_fetch: bool = True  # its node may fetch a beginning of the prompt from another one
 
 
 class How(StrEnum):

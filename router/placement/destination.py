@@ -45,8 +45,8 @@ def destination(fleet: FleetSnapshot) -> Ship | None:
     Among estimates that count as equal, the node with most of the agent wins, then the node with
     the fewest tokens of others.
     """
-    held = fleet.owner.view if fleet.owner is not None else None
-    agent_bytes = max(held.bytes.hot, held.bytes.disk) if held is not None else 0
+    owner_view = fleet.owner.view if fleet.owner is not None else None
+    agent_bytes = max(owner_view.bytes.hot, owner_view.bytes.disk) if owner_view is not None else 0
     ships = [ship for ship in routes(fleet) if fits(ship, fleet.nodes[ship.target])]
     costs = {
         ship: cost_s(ship, fleet.nodes[ship.target], agent_bytes, fleet.now_s) for ship in ships
@@ -54,9 +54,9 @@ def destination(fleet: FleetSnapshot) -> Ship | None:
     if not costs:
         return None
     limit_s = tie_limit_s(min(costs.values()))
-    near = [ship for ship in ships if costs[ship] <= limit_s]
-    held_tokens = {ship: fleet.nodes[ship.target].held_tokens for ship in near}
-    return min(near, key=lambda ship: (ship.missing_bytes, held_tokens[ship], ship.target))
+    cheapest = [ship for ship in ships if costs[ship] <= limit_s]
+    held_tokens = {ship: fleet.nodes[ship.target].held_tokens for ship in cheapest}
+    return min(cheapest, key=lambda ship: (ship.missing_bytes, held_tokens[ship], ship.target))
 
 
 def cost_s(ship: Ship, node: NodeSnapshot, agent_bytes: int, now_s: float = 0.0) -> float:
@@ -87,6 +87,6 @@ def missing_bytes(agent: AgentView | None, held: AgentView | None) -> int:
     """Estimate the bytes that a node with an older copy lacks."""
     if agent is None or agent.tokens <= 0:
         return 0
-    known = min(held.tokens, agent.tokens) if held is not None else 0
-    share = 1.0 - known / agent.tokens
+    shared_tokens = min(held.tokens, agent.tokens) if held is not None else 0
+    share = 1.0 - shared_tokens / agent.tokens
     return round(share * max(agent.bytes.disk, agent.bytes.hot))

@@ -3,8 +3,8 @@
     fetch      start + bytes / rate  < tokens / P
     await      the same, and at least until the lender has computed them
 
-They arrive while the turn waits in its node's queue. The nodes decide in the end: the lender knows
-what it may lend, the borrower its own speed.
+They arrive while the turn waits in its node's queue. The nodes have the final decision: the lender
+knows what it may lend, the borrower its own speed.
 """
 
 import math
@@ -127,6 +127,9 @@ def _takes(node: NodeSnapshot) -> bool:
 
 def _lends(lender: NodeSnapshot, home: NodeSnapshot) -> bool:
     """Return whether a node may lend what it has to another one of the same model and version."""
-    ours, theirs = home.view, lender.view
-    is_alike = theirs.fingerprint == ours.fingerprint and theirs.protocol == ours.protocol
+    home_view, lender_view = home.view, lender.view
+    is_alike = (
+        lender_view.fingerprint == home_view.fingerprint
+        and lender_view.protocol == home_view.protocol
+    )
     return is_alike and lender.name != home.name

@@ -23,9 +23,9 @@ def rate(source: NodeView, target: NodeView) -> float:
 
 def _measured_rate(source: NodeView, target: NodeView) -> float | None:
     """Return a rate that the target measured, which fetches, or else the source."""
-    for here, there in ((target, source), (source, target)):
-        peer, best = there.name, 0.0
-        for link in here.links:
+    for near_end, far_end in ((target, source), (source, target)):
+        peer, best = far_end.name, 0.0
+        for link in near_end.links:
             if link.peer == peer and link.reachable and (link.bytes_per_s or 0.0) > best:
                 best = link.bytes_per_s or 0.0
         if best:
@@ -40,10 +40,13 @@ def _nominal_rate(source: NodeView, target: NodeView) -> float:
         if link.peer == source.name and link.reachable is False
     }
     alive = [a for a in source.addresses if (a.host, a.port) not in dead]
-    ours, theirs = _by_kind(alive), _by_kind(target.addresses)
+    source_rates, target_rates = _by_kind(alive), _by_kind(target.addresses)
     if source.host != target.host:
-        ours.pop(LinkKind.LOOPBACK, None)
-    shared = [min(ours[kind], theirs[kind]) for kind in ours.keys() & theirs.keys()]
+        source_rates.pop(LinkKind.LOOPBACK, None)
+    shared = [
+        min(source_rates[kind], target_rates[kind])
+        for kind in source_rates.keys() & target_rates.keys()
+    ]
     return max(shared, default=NOMINAL_BYTES_PER_S)
 
 

@@ -51,9 +51,9 @@ class Ledger:
     def begin(self, node: NodeName, prefill_s: float, *, cold: bool) -> Booking:
         """Book a turn; its prefill counts until `prefilled`."""
         self._turns[node] += 1
-        own = self._since_report.setdefault(node, OwnLoad())
-        own.turns += 1
-        own.prefill_s += prefill_s
+        own_load = self._since_report.setdefault(node, OwnLoad())
+        own_load.turns += 1
+        own_load.prefill_s += prefill_s
         self.changed.add(node)
         self._count += 1  # a counter, so that two turns in one clock tick have an order
         self._last[node] = self._count
@@ -69,8 +69,8 @@ class Ledger:
         if not entry.open:
             return
         prefill_s = seconds.prefill_s(left_tokens, tokens_per_s or PREFILL_TOKENS_PER_S)
-        own = self._since_report.setdefault(entry.node, OwnLoad())
-        own.prefill_s += max(0.0, prefill_s - entry.prefill_s)
+        own_load = self._since_report.setdefault(entry.node, OwnLoad())
+        own_load.prefill_s += max(0.0, prefill_s - entry.prefill_s)
         entry.prefill_s = prefill_s
         of_node = self._prompts.setdefault(entry.node, {})
         if prefill_s > 0:
@@ -138,12 +138,12 @@ class Ledger:
     def take_own_load(self, node: NodeName) -> OwnLoad:
         """Return the router's part of the load in a node's new report; count anew from now on.
 
-        Turns that have ended since the report before are in it, as the node may have described
-        itself before they did.
+        Turns that have ended since the report before are in it, as the node may have sent it before
+        they ended.
         """
-        own = self._since_report.get(node, OwnLoad())
+        own_load = self._since_report.get(node, OwnLoad())
         self._since_report[node] = OwnLoad(self.turns(node), self.prefill_s(node))
-        return own
+        return own_load
 
     def turns(self, node: NodeName) -> int:
         return self._turns[node]

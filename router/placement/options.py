@@ -47,9 +47,9 @@ def options_of(
     is_known = owner is not None and owner.node == serving and owner.view is not None
     may_move = fleet.is_idle and home.is_alive and is_known
     others = _least_busy(turn, fleet, serving) if may_move else []
-    there, *candidates = _candidates(turn, fleet, [home, *others], serving)
+    owner_node, *candidates = _candidates(turn, fleet, [home, *others], serving)
     job = Job(turn.prompt_tokens, turn.completion_tokens_max)
-    stay = Option(How.STAY, there, terms_of(job, there))
+    stay = Option(How.STAY, owner_node, terms_of(job, owner_node))
     return [stay, *fetches_of(turn, job, fleet, [stay]), *moves_of(job, fleet, stay, candidates)]
 
 
@@ -120,20 +120,20 @@ def _held_parts(
     turn: TurnFacts, fleet: FleetSnapshot, serving: NodeName | None
 ) -> dict[NodeName, _Held]:
     """Return the part of a prompt that each node has; the agent's node has its whole context."""
-    held: dict[NodeName, _Held] = {}
+    parts: dict[NodeName, _Held] = {}
     for prefix in fleet.prefixes:
         node = fleet.nodes.get(prefix.node)
         # Tokens that a node is about to borrow are counted with the loan of each turn.
         if node is not None and prefix.state is not HeadState.BORROWED:
-            held[prefix.node] = _held_prefix(turn, prefix, node.view.bytes_per_token)
+            parts[prefix.node] = _held_prefix(turn, prefix, node.view.bytes_per_token)
     owner = fleet.owner
     if owner is not None and owner.node == serving and owner.view is not None:
-        tokens = held[serving].tokens if serving in held else 0
+        tokens = parts[serving].tokens if serving in parts else 0
         tokens = tokens or min(owner.view.tokens, turn.prompt_tokens)
         is_hot = "hot" in owner.view.tiers
         stored_bytes = 0.0 if is_hot else stored_size_bytes(owner.view)
-        held[serving] = _Held(tokens, tokens if is_hot else 0, stored_bytes)
-    return held
+        parts[serving] = _Held(tokens, tokens if is_hot else 0, stored_bytes)
+    return parts
 
 
 def _held_prefix(turn: TurnFacts, prefix: PrefixHolder, bytes_per_token: int) -> _Held:

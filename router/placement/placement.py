@@ -120,12 +120,12 @@ def _home(turn: TurnFacts, fleet: FleetSnapshot) -> NodeName | None:
     """Return the node that is preferred for an agent without an owner."""
     if turn.agent is not None:
         return _copy(turn, fleet)
-    known = [
+    preferred = [
         prefix.node
         for prefix in fleet.prefixes
         if prefix.agent and turn.group in (None, prefix.group)  # without a group: any
     ]
-    return _first_up(turn, fleet, [*known, *fleet.group_nodes]) or _hashed_home(turn, fleet)
+    return _first_up(turn, fleet, [*preferred, *fleet.group_nodes]) or _hashed_home(turn, fleet)
 
 
 def _first_up(turn: TurnFacts, fleet: FleetSnapshot, names: Sequence[NodeName]) -> NodeName | None:

@@ -58,9 +58,9 @@ def tie_limit_s(best_s: float) -> float:
 
 DECODE_TOKENS_EXPECTED = 256  # answers are rarely as long as max_tokens allows
 REUSE_CHANCE = 0.5  # of what leaves memory for a turn: the node evicts what it expects least
-# By which a node with its share of agents seems slower while turns run: their load says the rest.
-# In a calm fleet it is the turn's work once more, as nothing else says how busy the node will be,
-# and agents with one prefix should not all follow the first.
+# Slowdown assumed of a node with its share of agents while turns run: their load reflects the rest.
+# In a calm fleet it is the turn's work once more, as nothing else predicts how busy the node will
+# be, and agents with one prefix should not all follow the first.
 SHARE_S = 2 * STICKINESS_S
 SHARE_SLACK = 1.15  # a node with this multiple of its share of agents yields to others
 SPEED_CLASS = 3.0  # nodes within a factor of sqrt(this) of the median speed have equal shares
@@ -195,10 +195,10 @@ def coming_s(queue_s: float, prompts_s: Sequence[float], lead_s: float) -> float
 
 def assumed_rates(measured: Sequence[float], unknown: float) -> list[float]:
     """Replace unmeasured speeds by the mean of the measured ones."""
-    known = [rate for rate in measured if rate > 0]
-    if len(known) == len(measured):
-        return known
-    mean = fmean(known) if known else unknown
+    positive = [rate for rate in measured if rate > 0]
+    if len(positive) == len(measured):
+        return positive
+    mean = fmean(positive) if positive else unknown
     return [rate if rate > 0 else mean for rate in measured]
 
 

@@ -154,7 +154,7 @@ class FleetSnapshot:
     now_s: float = 0.0  # by the router's clock
     agent: AgentId | None = None  # that the turn names or continues
     is_idle: bool = False  # the agent: it has no running turn, and placement may move it
-    moved_lately: bool = False  # the agent, by a decision of placement
+    moved_lately: bool = False  # whether placement moved the agent recently
     move_price: float = 1.0  # factor; the higher, the more moves there were in the last turns
 
     @property

@@ -151,22 +151,22 @@ class DropFailedToolCalls(EditPolicy):
         dropped = _superseded_failures(messages)
         if not dropped:
             return messages
-        gone = {each.answered_at for each in dropped}
+        dropped_results = {each.answered_at for each in dropped}
         calls = {(each.asked_at, each.use_at) for each in dropped}
         kept: list[Message] = []
         is_said_before = False  # the last one kept is the text of an answer without its calls
         for at, message in enumerate(messages):
-            if at in gone:
+            if at in dropped_results:
                 continue
-            left = tuple(use for i, use in enumerate(message.uses) if (at, i) not in calls)
+            kept_uses = tuple(use for i, use in enumerate(message.uses) if (at, i) not in calls)
             # Never the last message: that is a result, which stays.
             if is_said_before and message.role is MessageRole.ASSISTANT:
                 message = replace(message, texts=kept.pop().texts + message.texts)  # noqa: PLW2901
             is_said_before = False
-            if len(left) == len(message.uses):
+            if len(kept_uses) == len(message.uses):
                 kept.append(message)
-            elif left:
-                kept.append(replace(message, uses=left))
+            elif kept_uses:
+                kept.append(replace(message, uses=kept_uses))
             elif any(message.texts):
                 kept.append(replace(message, uses=(), reasoning=None))
                 is_said_before = True

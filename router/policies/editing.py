@@ -36,21 +36,21 @@ def checked(before: Sequence[Message], after: Any) -> tuple[Message, ...]:
     if not 0 < len(after) <= MESSAGES_MAX:
         message = f"returned {len(after)} messages"
         raise InvalidEditError(message)
-    known = {id(each) for each in before}
-    edited = tuple(each if id(each) in known else _rebuilt(each) for each in after)
-    for what, is_wrong in _FORBIDDEN:
+    original_ids = {id(each) for each in before}
+    edited = tuple(each if id(each) in original_ids else _rebuilt(each) for each in after)
+    for problem, is_wrong in _FORBIDDEN:
         if is_wrong(before, edited):
-            raise InvalidEditError(what)
+            raise InvalidEditError(problem)
     return edited
 
 
 def edited_count(before: Sequence[Message], after: Sequence[Message]) -> int:
     """Return the number of messages that were changed or dropped."""
-    come, left = {id(message) for message in before}, {id(message) for message in after}
-    new_keys = Counter(_key(message) for message in after if id(message) not in come)
+    before_ids, after_ids = {id(message) for message in before}, {id(message) for message in after}
+    new_keys = Counter(_key(message) for message in after if id(message) not in before_ids)
     count = 0
     for message in before:
-        if id(message) in left:
+        if id(message) in after_ids:
             continue
         key = _key(message)
         if new_keys[key]:  # an equal copy
@@ -74,8 +74,8 @@ def _rebuilt(message: Any) -> Message:
             return rebuilt
     except (RejectedError, TypeError, ValueError, RecursionError, AttributeError):
         pass
-    what = "returned an item that is not a message"
-    raise InvalidEditError(what)
+    problem = "returned an item that is not a message"
+    raise InvalidEditError(problem)
 
 
 def _systems(messages: Sequence[Message]) -> list[Message]:
@@ -159,22 +159,22 @@ class Editing:
     ) -> EditedMessages:
         """Return the edited messages; a policy that fails leaves them unchanged."""
         answers = sum(message.role is MessageRole.ASSISTANT for message in messages)
-        turn, left, outcomes = PolicyTurn(answers, model), tuple(messages), []
+        turn, edited, outcomes = PolicyTurn(answers, model), tuple(messages), []
         for each in policies:
             if each.calls is None:
-                work = partial(_apply_policy, each, left, turn)
-                left, outcome = await run_sized(owner, size_bytes, work)
+                work = partial(_apply_policy, each, edited, turn)
+                edited, outcome = await run_sized(owner, size_bytes, work)
             else:
                 try:
-                    left, outcome = await each.calls.run(
-                        partial(_applied_to_copies, each, left, turn)
+                    edited, outcome = await each.calls.run(
+                        partial(_applied_to_copies, each, edited, turn)
                     )
                 except PolicyLateError as error:
                     outcome = EditOutcome(each.name, failure=str(error))
             if outcome.failure:
                 _LOG.warning("policy %s left a turn unedited: it %s", each.name, outcome.failure)
             outcomes.append(outcome)
-        return EditedMessages(left, tuple(outcomes))
+        return EditedMessages(edited, tuple(outcomes))
 
 
 Applied = tuple[tuple[Message, ...], EditOutcome]

@@ -55,10 +55,10 @@ class _Waiting:
         """Return a result's call by its id; if either has no id, the first open one."""
         if result_of is None and self.places:
             result_of = next(iter(self.places.values()))
-        known = self._by_id.get(result_of) or self._by_id.get(None)
-        if not known:
+        places = self._by_id.get(result_of) or self._by_id.get(None)
+        if not places:
             return None
-        place = known.popleft()
+        place = places.popleft()
         del self.places[place]
         return place
 

@@ -73,8 +73,8 @@ def configured_policies(settings: Sequence[PolicySettings]) -> Iterator[NamedPol
             policy = create_built_in(each.use, each.options, f"{where}.options")
             yield NamedPolicy(each.known_as, policy, each.by_default)
         else:
-            known = ", ".join(BUILT_IN)
-            _refuse(f"{where}.use", f"{each.use!r} is neither module:Class nor one of {known}")
+            names = ", ".join(BUILT_IN)
+            _refuse(f"{where}.use", f"{each.use!r} is neither module:Class nor one of {names}")
 
 
 def _load_policy(each: PolicySettings, where: str) -> EditPolicy:

@@ -40,11 +40,11 @@ def oldest_first(messages: Sequence[Message]) -> list[range]:
 
 def without_oldest(messages: Sequence[Message], units: Sequence[range]) -> tuple[Message, ...]:
     """Return the messages without some units, except their system messages."""
-    gone = {at for unit in units for at in unit}
+    dropped = {at for unit in units for at in unit}
     return tuple(
         message
         for at, message in enumerate(messages)
-        if at not in gone or message.role is MessageRole.SYSTEM
+        if at not in dropped or message.role is MessageRole.SYSTEM
     )
 
 
@@ -150,8 +150,8 @@ class _TurnCuts(_Cuts):
         return cls(prompt, dropped, units)
 
     def prompt_after(self, at: int) -> Prompt:
-        gone = self.units[: self.dropped[at][0]]
-        return self.prompt.with_messages(without_oldest(self.prompt.messages or (), gone))
+        dropped_units = self.units[: self.dropped[at][0]]
+        return self.prompt.with_messages(without_oldest(self.prompt.messages or (), dropped_units))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,10 @@ class _RawCuts(_Cuts):
 
     def prompt_after(self, at: int) -> Prompt:
         start, text = self.dropped[at][0], self.prompt.text
-        left = raw_prompt(text[start:]) if text else tokens_prompt((self.prompt.ids or ())[start:])
-        return replace(left, echo=self.prompt.echo)
+        prompt = (
+            raw_prompt(text[start:]) if text else tokens_prompt((self.prompt.ids or ())[start:])
+        )
+        return replace(prompt, echo=self.prompt.echo)
 
 
 def _bytes_of(messages: Sequence[Message], unit: range) -> int:

@@ -90,7 +90,7 @@ class HostedRun:
         self._task.add_done_callback(lambda _: on_end(self))
 
     async def cancel(self) -> bool:
-        """Cancel the run and store its end; return False if it had ended by itself."""
+        """Cancel the run and store its end; return False if it had already ended."""
         self._is_cancelled = True
         if self._task is None:
             await self._write_end(self._end_of(RunStatus.CANCELLED))
@@ -209,8 +209,10 @@ class HostedRun:
             message = f"cannot write the journal: {error.strerror}"
             end = self._end_of(RunStatus.FAILED, code="disk_refused", message=message)
         except Exception as error:  # noqa: BLE001 - every run reports its end
-            known = unknown_error(error)
-            end = self._end_of(RunStatus.FAILED, code=known.code, message=known.message)
+            fabric_error = unknown_error(error)
+            end = self._end_of(
+                RunStatus.FAILED, code=fabric_error.code, message=fabric_error.message
+            )
         if end.status is not RunStatus.ENDED and self._series is not None:
             await self._series.end_agents()
         await self._write_end(end)

@@ -41,7 +41,7 @@ _Key = tuple[TenantId, str]
 class RunRemoval:
     """Result of cancelling or deleting a run."""
 
-    was_cancelled: bool  # False: it had ended by itself
+    was_cancelled: bool  # False: it had already ended
     is_deleted: bool
 
 

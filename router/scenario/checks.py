@@ -215,7 +215,7 @@ def _private(
 ) -> Iterator[Finding]:
     """Yield placeholders that would tell an agent about phases that it did not hear."""
 
-    def why_not(place: MessagesPlace) -> str | None:
+    def refusal(place: MessagesPlace) -> str | None:
         known = {phase.id: phase for phase in scenario.phases}
         if place.phase not in known:
             return f"'{place.phase}' is not a phase; {suggest(place.phase, known)}"
@@ -231,18 +231,18 @@ def _private(
             return f"'{hearer}' did not hear '{place.phase}'; {heard}"
         return None
 
-    yield from _check_places(scenario, path, text, why_not)
+    yield from _check_places(scenario, path, text, refusal)
 
 
 def _check_places(
-    scenario: Scenario, path: Path, text: TextTemplate | None, why_not: Refusal
+    scenario: Scenario, path: Path, text: TextTemplate | None, refusal: Refusal
 ) -> Iterator[Finding]:
     for place in text.places if text is not None else ():
         if isinstance(place, VariablePlace):
             if place.name not in scenario.variables:
                 close = suggest(place.name, scenario.variables)
                 yield path, f"'${{{place.name}}}' is not a variable; {close}"
-        elif (reason := why_not(place)) is not None:
+        elif (reason := refusal(place)) is not None:
             yield path, f"${{{place.phase}.messages[{place.agent}]}}: {reason}"
 
 

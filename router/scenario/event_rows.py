@@ -53,7 +53,7 @@ def event_row(event: RunEvent) -> dict[str, Any]:
 
 
 def read_event(name: str, row: Mapping[str, Any]) -> RunEvent | None:
-    """Return a row's event; None for a name or a form that this version does not know."""
+    """Return a row's event; None for an unknown name or form."""
     kind = _KINDS.get(name)
     if kind is None:
         return None

@@ -39,7 +39,7 @@ class Saving:
     phase: str | None
     ttft: float  # of the medians
     total: float
-    # Share of the cold arm's prompts that was cached all the same; None in older outcomes.
+    # Share of the cold arm's prompts that was cached anyway; None in older outcomes.
     cold_cached_share: float | None = None
 
 

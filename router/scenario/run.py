@@ -61,8 +61,8 @@ async def preferred_node(
     nodes = await client.nodes()
     others = [id_of(other) for other in (*(place.apart_from or ()), *(place.together_with or ()))]
     owners = await client.owners([id_of(agent), *others])
-    near = [owners[other] for other in others if other in owners]
-    return choose_node(place, nodes, owners.get(id_of(agent)), near)
+    other_nodes = [owners[other] for other in others if other in owners]
+    return choose_node(place, nodes, owners.get(id_of(agent)), other_nodes)
 
 
 def choose_node(

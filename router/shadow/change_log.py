@@ -1,4 +1,4 @@
-"""Changes of a router's own memory, numbered, so that a standby copies each before it counts.
+"""Numbered changes of a router's own memory, which a standby copies before they are acknowledged.
 
 note() ──▶ the standby's waiting request is answered ──▶ its next request acknowledges
 settle() waits for that, for SHADOW_WAIT_S at most, and not at all without a standby
@@ -18,7 +18,7 @@ _LOG = logging.getLogger("macfabric.router.shadow")
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Names that changed and went since a version; `is_whole`: any other name is gone, too."""
+    """Names changed and removed since a version; `is_whole`: all other names are removed, too."""
 
     names: tuple[str, ...]
     gone: tuple[str, ...]
@@ -31,20 +31,20 @@ class ChangeLog:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.life = fresh_name("")
         self.version = 0
-        self.unshared_count = 0  # answers that did not wait for a standby which was there
+        self.unshared_count = 0  # answers that did not wait for a standby that was present
         self._now_s = now_s
         self._versions: dict[str, int] = {}  # by name, the latest last
         self._gone: dict[str, int] = {}
         self._gone_since = 0  # earlier removals are forgotten
         self._copied = 0  # all up to this version are at a standby
-        self._heard_s = float("-inf")
+        self._requested_s = float("-inf")
         self._news = asyncio.Event()
         self._acknowledged = asyncio.Event()
 
     @property
     def is_followed(self) -> bool:
-        """Return whether a standby asked within SHADOW_ABSENT_S."""
-        return self._now_s() - self._heard_s < SHADOW_ABSENT_S
+        """Return whether a standby sent a request within SHADOW_ABSENT_S."""
+        return self._now_s() - self._requested_s < SHADOW_ABSENT_S
 
     def note(self, name: str | None = None) -> None:
         """Number a change of what `name` names, or of the runs' files."""
@@ -77,9 +77,9 @@ class ChangeLog:
         """Return the version of a name's last change; 0 if it is gone."""
         return self._versions.get(name, 0)
 
-    def hear(self, life: str, version: int) -> None:
-        """Take note of a standby's request: it has everything up to `version`."""
-        self._heard_s = self._now_s()
+    def acknowledge(self, life: str, version: int) -> None:
+        """Record a standby's request: it has everything up to `version`."""
+        self._requested_s = self._now_s()
         if life == self.life:
             self._copied = max(self._copied, version)
             self._acknowledged.set()
@@ -93,7 +93,7 @@ class ChangeLog:
                     await self._news.wait()
 
     async def settle(self) -> None:
-        """Wait until a standby has all changes so far; log if one that was there does not."""
+        """Wait until a standby has all changes so far; log a standby that does not copy them."""
         wanted = self.version
         if not self.is_followed or self._copied >= wanted:
             return
@@ -104,5 +104,5 @@ class ChangeLog:
                     await self._acknowledged.wait()
         except TimeoutError:
             self.unshared_count += 1
-            self._heard_s = float("-inf")
+            self._requested_s = float("-inf")
             _LOG.warning("the standby does not copy responses and runs: going on without it")

@@ -96,13 +96,13 @@ class ChangesApi:
             message = "this router is not the active one"
             raise RetryLaterError(message, code="no_active_router")
         follow = unpack(FollowRequest, await request.body())
-        self._log.hear(follow.life, follow.version)
+        self._log.acknowledge(follow.life, follow.version)
         await self._log.wait_for_news(follow.life, follow.version, SHADOW_POLL_S)
         return Response(pack(await self._news(follow)), media_type="application/msgpack")
 
     async def _news(self, request: FollowRequest) -> FollowAnswer:
         """Return the changes that a standby lacks; its next request acknowledges their version."""
-        log, known = self._log, request.version if request.life == self._log.life else 0
+        log, names = self._log, request.version if request.life == self._log.life else 0
         version, has_more = log.version, False
         pieces: list[FilePiece] = []
         gone_files: list[str] = []
@@ -110,7 +110,7 @@ class ChangesApi:
             news = await asyncio.to_thread(self._files.news, request.files)
             pieces, gone_files, has_more = news
         if has_more:
-            version = known  # what is acknowledged includes all files of that version
+            version = names  # what is acknowledged includes all files of that version
         changes = log.since(request.life, request.version)
         items: list[bytes] = []
         left_bytes, complete = SHADOW_BYTES_MAX, version
@@ -183,7 +183,7 @@ class Follower:
         for raw in answer.items:
             try:
                 self._store.take(raw)
-            except RejectedError as error:  # of another version: the rest is copied all the same
+            except RejectedError as error:  # of another version: copy the rest anyway
                 _LOG.warning("a stored response cannot be copied: %s", error.code)
         for name in answer.gone:
             self._store.drop(name)

@@ -15,9 +15,9 @@ from router.simulate.catalog import (
     COMPARED,
     TUNED,
     WORKLOADS,
-    policy_named,
+    find_policy,
+    find_workload,
     policy_names,
-    workload_named,
 )
 from router.simulate.chart import draw, require_drawing
 from router.simulate.faults import parse_factors, parse_fault, require_nodes
@@ -32,7 +32,7 @@ LOAD = 0.75  # of the fleet's capacity, by default
 
 
 def main() -> int:
-    """Run the study that the first argument asks for as JSON; return the exit status."""
+    """Run the study that the first argument describes as JSON; return the exit status."""
     request = SimulateRequest.of(json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))
     try:
         if request.listing:
@@ -83,7 +83,7 @@ def _study(request: SimulateRequest) -> Study:
     policies = tuple(dict.fromkeys(request.policies)) or COMPARED
     for name in policies:
         if name != TUNED:
-            policy_named(name)
+            find_policy(name)
     faults = tuple(parse_fault(text) for text in request.faults)
     require_nodes(faults, (node.name for node in fleet.each()))
     wrong = parse_factors(request.wrong_speeds) if request.wrong_speeds is not None else None
@@ -101,7 +101,7 @@ def _plans(request: SimulateRequest, fleet: FleetModel) -> Iterator[CellPlan]:
         return
     for name in request.workloads or tuple(WORKLOADS):
         for load in request.loads or (LOAD,):
-            workload = workload_named(name)
+            workload = find_workload(name)
             sessions = request.sessions or max(1, round(request.size * workload.sessions))
             yield plan_workload(workload, fleet, load, sessions)
 

@@ -31,7 +31,7 @@ WORKLOADS: Final = MappingProxyType(
 )
 
 
-def workload_named(name: str) -> Workload:
+def find_workload(name: str) -> Workload:
     """Return a workload; raise RejectedError for an unknown name."""
     workload = WORKLOADS.get(name.upper())
     if workload is None:
@@ -84,7 +84,7 @@ def policy_names() -> list[str]:
     return [*_POLICIES, TUNED]
 
 
-def policy_named(name: str) -> PolicyModel:
+def find_policy(name: str) -> PolicyModel:
     """Return a policy; raise RejectedError for an unknown name."""
     policy = _POLICIES.get(name)
     if policy is None:

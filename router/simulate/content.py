@@ -54,12 +54,12 @@ class ContentChain:
         """Add a message of `tokens`."""
         pieces, ends = self.pieces, self.ends
         end, last = self.tokens, pieces[-1] if pieces else 0
-        left = tokens
-        while left > 0:
-            size = min(left, PIECE_TOKENS)
+        left_tokens = tokens
+        while left_tokens > 0:
+            size = min(left_tokens, PIECE_TOKENS)
             end += size
-            left -= size
-            last = mixed(last, name + left)
+            left_tokens -= size
+            last = mixed(last, name + left_tokens)
             pieces.append(last)
             ends.append(end)
 

@@ -143,7 +143,7 @@ class Dispatcher:
         key = attempt.request.key
         assert key is not None, "named by `ask`"
         if self.moves.is_moving(key):
-            self.moves.when_moved(key, partial(self._place, attempt))
+            self.moves.call_after_move(key, partial(self._place, attempt))
             return
         try:
             target = self._router.targets.choose(
@@ -181,14 +181,14 @@ class Dispatcher:
         sent.on_way.close()
         sent.has_memory = True
         attempt, node = sent.attempt, sent.target.node
-        prompt, left = attempt.request.prompt, sent.booking.prefill_s
+        prompt, left_s = attempt.request.prompt, sent.booking.prefill_s
         self._fleet.sketches.put(
             DEFAULT_TENANT,
             node,
             attempt.turn.agent,
             prompt.sketch,
             opening=prompt.opening,
-            is_coming=self._follows_prompts and left > 0,
+            is_coming=self._follows_prompts and left_s > 0,
         )
 
     def _move_first(self, attempt: TurnAttempt, move: Decision) -> None:

@@ -161,15 +161,15 @@ class ModelledEngine:
 
     def grant(self) -> None:
         """Start waiting jobs for which there is a slot and memory, and no head to wait for."""
-        left: list[NodeTurn] = []
+        still_waiting: list[NodeTurn] = []
         is_blocked = False
         for job in self._waiting:
             if is_blocked or self.active_count >= self._model.active_max:
                 is_blocked = True
-                left.append(job)
+                still_waiting.append(job)
                 continue
             if self._is_held(job):
-                left.append(job)
+                still_waiting.append(job)
                 continue
             tokens = job.prompt_tokens + max(ANSWER_RESERVE_TOKENS, job.answer_tokens)
             if self._cache.reserve(job.agent, tokens, is_alone=not self.active_count):
@@ -178,8 +178,8 @@ class ModelledEngine:
                 continue
             job.passed_count += 1
             is_blocked = job.passed_count > SIMULATED_PASSES_MAX
-            left.append(job)
-        self._waiting = left
+            still_waiting.append(job)
+        self._waiting = still_waiting
 
     # --- heads ---------------------------------------------------------------------------------
 
@@ -203,12 +203,16 @@ class ModelledEngine:
     def _is_held(self, job: NodeTurn) -> bool:
         """Return whether a job waits, in the queue, for a beginning that others compute or send."""
         now_s = self._timeline.now_s
-        wanted = max(job.cached_tokens, job.position)
-        awaited = job.coming_tokens if job.coming_tokens > wanted else 0
+        present_tokens = max(job.cached_tokens, job.position)
+        awaited = job.coming_tokens if job.coming_tokens > present_tokens else 0
         if not awaited and self._shares_heads:
             for lead, shared in self._leads(job.prompt):
                 common = min(shared, job.prompt_tokens - 1)
-                if lead.left_tokens and common > lead.position and common - wanted >= HEAD_TOKENS:
+                if (
+                    lead.left_tokens
+                    and common > lead.position
+                    and common - present_tokens >= HEAD_TOKENS
+                ):
                     lead.is_awaited = True
                     awaited = max(awaited, common)
         job.awaited_tokens = min(awaited, job.prompt_tokens)
@@ -219,8 +223,10 @@ class ModelledEngine:
         if job.has_given_up:
             job.awaited_tokens = 0
             return False
-        beside = max(1, len(self._ready))  # prompts that are computed meanwhile
-        alone_s = beside * (awaited - wanted) / self.prefill_tokens_per_s(wanted)
+        prompts_count = max(1, len(self._ready))  # prompts that are computed meanwhile
+        alone_s = (
+            prompts_count * (awaited - present_tokens) / self.prefill_tokens_per_s(present_tokens)
+        )
         until_s = job.held_since_s + HEAD_WAIT_FACTOR * alone_s + HEAD_WAIT_S
         job.has_given_up = now_s >= until_s
         if not (job.has_given_up or job.has_alarm):

@@ -1,4 +1,4 @@
-"""A modelled node: its engine and caches, and what it tells the router about them."""
+"""A modelled node: its engine, its caches, and its reports to the router."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -76,8 +76,8 @@ class SimulatedMoves:
     def is_moving(self, key: AgentKey) -> bool:
         return key in self._moving
 
-    def when_moved(self, key: AgentKey, action: Callable[[], None]) -> None:
-        """Call `action` once the agent's move has ended."""
+    def call_after_move(self, key: AgentKey, action: Callable[[], None]) -> None:
+        """Call `action` after the agent's move."""
         self._moving[key].append(action)
 
     def drain(self, node: NodeName) -> None:
@@ -85,15 +85,15 @@ class SimulatedMoves:
         machine = self._machines[node]
         if not machine.is_draining or not machine.is_up:
             return
-        left = self._fleet.directory.agents_of_node(node)
-        for key in left:
+        remaining = self._fleet.directory.agents_of_node(node)
+        for key in remaining:
             if len(self._moving) >= DRAIN_AT_ONCE_MAX:
                 break
             if not self.is_moving(key) and not self._is_running(key):
                 ship = destination(snapshots.of_agent(self._fleet, key))
                 if ship is not None:
                     self.move(key, ship, lambda: self.drain(node))
-        if left and not self._moving:
+        if remaining and not self._moving:
             self._timeline.after(DRAIN_ROUND_PAUSE_S, self.drain, node)
 
     def move(self, key: AgentKey, ship: Ship, then: Callable[[], None]) -> None:

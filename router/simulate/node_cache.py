@@ -96,15 +96,17 @@ class NodeCache:
         The agent's own cache is reused to the token, others' by whole blocks. The last token of a
         prompt is always computed.
         """
-        kept = self.agents.get(agent)
-        own = prompt.tokens_of(kept.extent.common_count(prompt)) if kept is not None else 0
-        own = min(own, prompt.tokens - 1)
-        shared = self.shared_tokens(prompt, now_s)
-        shared = min(shared, prompt.tokens - 1)
-        shared -= shared % BLOCK_TOKENS
-        if own >= shared:
-            return Found(own, 0 if agent in self._hot else own)
-        return Found(shared, shared)
+        stored = self.agents.get(agent)
+        own_tokens = (
+            prompt.tokens_of(stored.extent.common_count(prompt)) if stored is not None else 0
+        )
+        own_tokens = min(own_tokens, prompt.tokens - 1)
+        shared_tokens = self.shared_tokens(prompt, now_s)
+        shared_tokens = min(shared_tokens, prompt.tokens - 1)
+        shared_tokens -= shared_tokens % BLOCK_TOKENS
+        if own_tokens >= shared_tokens:
+            return Found(own_tokens, 0 if agent in self._hot else own_tokens)
+        return Found(shared_tokens, shared_tokens)
 
     def shared_tokens(self, prompt: Extent, now_s: float) -> int:
         """Return the tokens of a prompt that any agent's blocks have here."""

@@ -51,7 +51,7 @@ class OwnerAlways(Placement):
 
     @property
     def compares_all(self) -> bool:
-        """Whether it needs all nodes of a fleet: it knows no narrower choice."""
+        """Whether it needs all nodes of a fleet: it has no narrower choice."""
         return True
 
     def decide(self, turn: TurnFacts, fleet: FleetSnapshot) -> Decision:
@@ -68,10 +68,10 @@ class OwnerAlways(Placement):
             raise RetryLaterError(message, retry_after_s=AGAIN_S, code="no_node_ready")
         costs = _costs(turn, fleet, nodes)
         limit_s = tie_limit_s(min(each.whole_s for each in costs))
-        near = [each for each in costs if each.whole_s <= limit_s]
+        about_equal = [each for each in costs if each.whole_s <= limit_s]
         copies = {held.node for held in fleet.holders if held.role is HolderRole.COPY}
-        kept = (each for each in near if each.node.name in copies)
-        best = next(kept, None) or min(near, key=_spread)
+        kept = (each for each in about_equal if each.node.name in copies)
+        best = next(kept, None) or min(about_equal, key=_spread)
         how = How.LOAD if best.cached_tokens else How.RECOMPUTE
         return Decision(how, best.node.name, Terms(prefill_s=best.prompt_s))
 

@@ -41,13 +41,13 @@ class MachineLink:
             return cast("T", self._machine.view())
         if isinstance(message, ListAgents):
             return cast("T", self._machine.list_agents(message))
-        # As a node answers that is older than the call: the router then makes the plain one.
+        # Answer like a node older than the call: the router then makes the plain one.
         text = f"a modelled node knows no {type(message).__name__}"
         raise RejectedError(text, code="unknown_call")
 
 
 class _NothingErased:
-    """Update of nodes that join: there is nothing to bring them."""
+    """Catch-up of joining nodes when nothing was erased."""
 
     def is_caught_up(self, view: NodeView) -> bool:
         return True

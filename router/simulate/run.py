@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from router.simulate.baselines import Baseline
-from router.simulate.catalog import policy_named
+from router.simulate.catalog import find_policy
 from router.simulate.dispatcher import Dispatcher
 from router.simulate.faults import Fault, FaultPlan, misjudge
 from router.simulate.fleet_file import FleetModel
@@ -81,7 +81,7 @@ class SimulatedRun:
         self._has_arrivals = True
         self._answered = (0, 0.0)  # turns, and when that was new
         self._heartbeat_s = fleet.heartbeat_s
-        chosen = policy_named(policy)
+        chosen = find_policy(policy)
         lends = chosen.lends_heads and fleet.lends_heads
         waits = chosen.waits_for_heads and fleet.shares_heads_in_flight
         fleet = replace(fleet, shares_heads_in_flight=waits, lends_heads=lends)
@@ -107,7 +107,7 @@ class SimulatedRun:
         plan.schedule(suffered.faults)
 
     def play(self, progress: Progress | None = None) -> Outcome:
-        """Run to the last answer; report progress now and then."""
+        """Run to the last answer; report progress periodically."""
         was_collecting = gc.isenabled()
         gc.disable()  # turns make no cycles, and looking for some takes a tenth of the time
         try:
@@ -183,5 +183,5 @@ class SimulatedRun:
 
 
 def _times(ttft_s: "array[float]") -> Any:
-    """Return the times as an array; one zero if no turn was asked."""
+    """Return the times as an array; one zero if there were no turns."""
     return np.frombuffer(ttft_s, dtype=np.float64) if ttft_s else np.zeros(1)

@@ -21,7 +21,7 @@ class CellPlan:
 
     name: str
     title: str
-    load: float | None  # share of the fleet's capacity; None: as the trace says
+    load: float | None  # share of the fleet's capacity; None: as in the trace
     sessions_per_s: float | None
     turns_expected: int
     arrivals: Callable[[int], Iterator[Arrival]]  # by seed
@@ -115,7 +115,7 @@ class Study:
     conditions: Conditions
 
     def run_policies(self) -> list[str]:
-        """List the policies that are run: those asked for, and those that are tuned over."""
+        """List the policies to run: those requested, and those that are tuned over."""
         runs = [name for name in self.policies if name != TUNED]
         if TUNED in self.policies:
             runs += [name for name in TUNED_FROM if name not in runs]
@@ -176,15 +176,15 @@ def _compare_policy(
     reference: str,
     notes: Mapping[str, str],
 ) -> Compared:
-    own, other = outcomes[policy], outcomes[reference]
-    means, p95s = _values(own, "ttft_mean_s"), _values(own, "ttft_p95_s")
+    values, reference_values = outcomes[policy], outcomes[reference]
+    means, p95s = _values(values, "ttft_mean_s"), _values(values, "ttft_p95_s")
     return Compared(
         policy,
-        own,
+        values,
         interval(means),
         interval(p95s),
-        ratio(means, _values(other, "ttft_mean_s")),
-        ratio(p95s, _values(other, "ttft_p95_s")),
+        ratio(means, _values(reference_values, "ttft_mean_s")),
+        ratio(p95s, _values(reference_values, "ttft_p95_s")),
         notes.get(policy, ""),
     )
 

@@ -237,10 +237,10 @@ class TraceSession:
 
 
 def _prompt(row: TraceRow) -> Extent:
-    content, left = ContentChain(), row.input_tokens
+    content, left_tokens = ContentChain(), row.input_tokens
     for block in row.blocks:
-        content.append(segment(_BLOCK, block), min(left, row.block_tokens))
-        left -= row.block_tokens
+        content.append(segment(_BLOCK, block), min(left_tokens, row.block_tokens))
+        left_tokens -= row.block_tokens
     return Extent.of(content)
 
 

@@ -17,15 +17,15 @@ _ENDED_SERVER: Final = re.compile(r"(\w+) \[exit code=(-?\d+)\]")
 
 
 def words_of(log: str) -> list[str]:
-    """Return a log's lines without the frames of tracebacks; their last lines say what failed."""
-    kept, in_frames = [], False
+    """Return a log's lines without the frames of tracebacks; their last lines name the failure."""
+    lines, in_frames = [], False
     for line in _STYLE.sub("", log).splitlines():
         if line.startswith("Traceback (most recent call last)"):
             in_frames = True
         elif not (in_frames and line.startswith((" ", "\t"))):
             in_frames = False
-            kept.append(line)
-    return kept
+            lines.append(line)
+    return lines
 
 
 def last_words(log: str) -> str:

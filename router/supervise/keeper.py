@@ -152,8 +152,8 @@ class _Keeper:
     def _on_term(self, _signal_number: int, _frame: object) -> None:
         self._ended = True
 
-    def _say(self, **event: object) -> None:
-        with contextlib.suppress(OSError):  # the command is gone: the loop will notice
+    def _send_event(self, **event: object) -> None:
+        with contextlib.suppress(OSError):  # the command has ended: the loop will notice
             os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
 
     def _take_orders(self) -> None:
@@ -170,10 +170,10 @@ class _Keeper:
         try:
             child = _Child(order)
         except OSError as error:
-            self._say(event="exited", name=order["name"], status=None, why=str(error))
+            self._send_event(event="exited", name=order["name"], status=None, why=str(error))
             return
         self._children[child.popen.pid] = child
-        self._say(event="started", name=child.name, **to_record(child.process))
+        self._send_event(event="started", name=child.name, **to_record(child.process))
 
     def _end(self, names: set[str], grace_s: float) -> None:
         chosen = [child for child in self._children.values() if child.name in names]
@@ -185,7 +185,7 @@ class _Keeper:
             if not any(child.popen.pid in self._children for child in chosen):
                 break
             time.sleep(POLL_S)
-        self._say(event="ended", name="", names=sorted(names), survivors=len(survivors))
+        self._send_event(event="ended", name="", names=sorted(names), survivors=len(survivors))
 
     def _listen_while(self, processes: list[ProcessId], timeout_s: float) -> None:
         """Drain pipes while processes end; a process whose pipe is full could not end."""
@@ -206,7 +206,7 @@ class _Keeper:
         assert child.lines is not None
         lines, more = child.lines.read()
         for line in lines:
-            self._say(event="line", name=child.name, text=line.decode("utf-8", "replace"))
+            self._send_event(event="line", name=child.name, text=line.decode("utf-8", "replace"))
         if not more:
             child.lines = None
 
@@ -218,16 +218,16 @@ class _Keeper:
                     return
                 child = self._children.pop(pid, None)
                 if child is not None:  # else an adopted orphan
-                    self._bury(child, os.waitstatus_to_exitcode(status))
+                    self._report_exit(child, os.waitstatus_to_exitcode(status))
 
-    def _bury(self, child: _Child, status: int) -> None:
+    def _report_exit(self, child: _Child, status: int) -> None:
         while child.lines and select.select([child.lines.descriptor], [], [], 0)[0]:
             self._forward(child)
         child.lines = None  # output of ended processes is dropped
         child.popen.returncode = status
         if child.popen.stdout:
             child.popen.stdout.close()
-        self._say(event="exited", name=child.name, status=status, why="")
+        self._send_event(event="exited", name=child.name, status=status, why="")
 
     def _end_all(self) -> None:
         known = descendants([os.getpid()])
@@ -235,9 +235,9 @@ class _Keeper:
         self._reap()
         # Orphans adopted since, and on macOS those listed before they became orphans.
         for _ in range(3):
-            left = [*known, *descendants([os.getpid()])]
-            send(left, signal.SIGKILL)
-            if not wait_gone(left, KILL_WAIT_S):
+            survivors = [*known, *descendants([os.getpid()])]
+            send(survivors, signal.SIGKILL)
+            if not wait_gone(survivors, KILL_WAIT_S):
                 break
             self._reap()
 
@@ -329,9 +329,9 @@ class Keeper:
         if self._popen.stdout:
             self._popen.stdout.close()
         # Only a keeper that was killed leaves processes behind.
-        left = session_members(self._started)
-        send(left, signal.SIGKILL)
-        wait_gone(left, KILL_WAIT_S)
+        survivors = session_members(self._started)
+        send(survivors, signal.SIGKILL)
+        wait_gone(survivors, KILL_WAIT_S)
 
     def _order(self, **order: object) -> None:
         with contextlib.suppress(BrokenPipeError):  # reported by next_event

@@ -144,11 +144,11 @@ def send(processes: Iterable[ProcessId], signal_number: int) -> None:
 def wait_gone(processes: Iterable[ProcessId], timeout_s: float) -> list[ProcessId]:
     """Wait for all to end; return those that did not."""
     deadline_s = time.monotonic() + timeout_s
-    left = [process for process in processes if is_alive(process)]
-    while left and time.monotonic() < deadline_s:
+    running = [process for process in processes if is_alive(process)]
+    while running and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-        left = [process for process in left if is_alive(process)]
-    return left
+        running = [process for process in running if is_alive(process)]
+    return running
 
 
 def end(
@@ -162,9 +162,9 @@ def end(
     send(targets, signal.SIGTERM)
     wait(targets, grace_s)
     # What a leader leaves behind gets no grace period: its leader had the time to end it.
-    left = [*owned, *session_members(targets)]
-    send(left, signal.SIGKILL)
-    return wait_gone(left, KILL_WAIT_S)
+    survivors = [*owned, *session_members(targets)]
+    send(survivors, signal.SIGKILL)
+    return wait_gone(survivors, KILL_WAIT_S)
 
 
 def to_record(process: ProcessId) -> dict[str, Any]:

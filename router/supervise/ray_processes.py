@@ -167,7 +167,7 @@ def ray_environment(keys: Path, base: Mapping[str, str]) -> dict[str, str]:
         **HEALTH_CHECKS,
         "PYTHONPATH": os.pathsep.join(filter(None, (_source_root(), base.get("PYTHONPATH")))),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # A busy machine takes minutes for what Ray allows 20 to 60 s: asking for the head (one
+        # A busy machine takes minutes for what Ray allows 20 to 60 s: connecting to the head (one
         # try a second, or two), and the registrations of agents, workers and raylets.
         "RAY_NUM_REDIS_GET_RETRIES": "600",
         "RAY_agent_register_timeout_ms": "600000",
@@ -271,8 +271,8 @@ class LocalRay:
     def has_started(self, node: RayNode) -> bool:
         return STARTED_MARK in read_log(node.log)
 
-    def why_ended(self, node: RayNode) -> str:
-        """Return why a node ended, or "" where its logs do not say it."""
+    def end_reason(self, node: RayNode) -> str:
+        """Return why a node ended, or "" where its logs lack the reason."""
         try:
             raylet = new_errors(node.temp_dir, self._errors_before.get(node.process, {}))
         except OSError:

@@ -48,15 +48,15 @@ class RouterKeys:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2  # older client libraries lack 1.3
         if settings.certificate:
-            given = Path(settings.certificate).expanduser()
-            _load(context, given, Path(settings.key).expanduser())
+            certificate = Path(settings.certificate).expanduser()
+            _load(context, certificate, Path(settings.key).expanduser())
         else:
             _load(context, self.folder / MEMBER_CERTIFICATE, self.folder / MEMBER_KEY)
         return context
 
 
 def certificate_ends_s(keys: RouterKeys, settings: TlsSettings) -> float | None:
-    """Return when the certificate ends that clients are shown; None if it cannot be read."""
+    """Return when the certificate for clients expires; None if it cannot be read."""
     path = Path(settings.certificate).expanduser() if settings.certificate else None
     try:
         raw = (path or keys.folder / MEMBER_CERTIFICATE).read_bytes()

@@ -96,7 +96,7 @@ class DecisionLog:
         started_s: float,
         turn: TurnId | None = None,
     ) -> DecidedTurn:
-        """Keep a decision whose turn was admitted now; the oldest goes if there are too many."""
+        """Keep a decision whose turn was just admitted; drop the oldest of too many."""
         now_s = self.clock.monotonic_s()
         at_s = self.clock.wall_s() - (now_s - started_s)
         kept = Prompt(

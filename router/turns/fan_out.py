@@ -102,18 +102,18 @@ class FanOut:
             await self._answer(begun, first, at)
             return
         turn = replace(self._requests[at], prefetch=())
-        near, beside = None, None
+        node, agent = None, None
         if not turn.prompt.echo:
             await self._answer(begun, None, at)
             admitted = self._admissions[at]
-            near, beside = admitted.node, admitted.agent
+            node, agent = admitted.node, admitted.agent
         for index in range(self._count):
             answer = replace(
                 turn,
                 operation=fresh_operation(),
                 sampling=_with_seed(turn.sampling, index),
-                near=near,
-                beside=beside if index else None,
+                near=node,
+                beside=agent if index else None,
             )
             group.create_task(self._answer(answer, first + index, at))
 

@@ -20,8 +20,8 @@ class ModelCheck:
     async def require(self, model: str) -> None:
         """Raise NotFoundError or RetryLaterError if no node serves `model`.
 
-        Waits for the nodes first: the clients of a router that died reconnect at once, and must
-        not be told that their model does not exist.
+        Waits for the nodes first: the clients of a router that died reconnect at once, and must not
+        get 404 for their model.
         """
         fleet = self._fleet
         await fleet.discovery.wait(

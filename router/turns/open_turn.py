@@ -166,7 +166,7 @@ class OpenTurn:
         return None if tokens is None else Progress(tokens, self.admitted.prompt_tokens)
 
     async def close(self) -> None:
-        """Let the turn go; if it has not ended, its node stops generating."""
+        """Close the turn; if it has not ended, its node stops generating."""
         await self._end("cancelled")
 
     async def _end(self, outcome: str, completion_tokens: int = 0) -> None:

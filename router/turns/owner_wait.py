@@ -6,8 +6,8 @@
 
 The time is the router's estimate of the prefill, after the queues of the nodes that could do it, at
 most OWNER_WAIT_S_MAX. Of many turns whose time is up at once, the next one sees the first one in
-such a queue, and keeps waiting. A conversation without an answer has just started, so it waits
-only if it names its agent.
+such a queue, and keeps waiting. A conversation without an answer is new, so it waits only if it
+names its agent.
 """
 
 import logging

@@ -81,8 +81,8 @@ class Targets:
     ) -> Target:
         """Return a turn's next target; raise RetryLaterError if no node can take it.
 
-        It is no `full` node, but for an agent that cannot leave it now. With `may_move`, it may be
-        a node to which the idle agent must be moved first.
+        It is never a `full` node, except for an agent that cannot leave it now. With `may_move`, it
+        may be a node to which the idle agent must be moved first.
         """
         near = turn.near
         if turn.key is None and near and near not in given_up | full and self._fleet.is_up(near):

@@ -33,7 +33,7 @@ class _Order:
 
 
 class TurnOrders:
-    """Orders of the groups that had turns lately; the oldest group and agent are forgotten."""
+    """Orders of the groups with recent turns; the oldest group and agent are forgotten."""
 
     def __init__(self) -> None:
         self._orders: OrderedDict[GroupKey, _Order] = OrderedDict()

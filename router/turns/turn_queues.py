@@ -108,7 +108,7 @@ class _NodeQueue:
         return True
 
     def leave(self, waiting: _Waiting, now_s: float, *, is_admitted: bool) -> None:
-        """Free a turn's place, or take it out of the queue."""
+        """Free a turn's place, or remove it from the queue."""
         if waiting.has_place:
             waiting.has_place = False
             self._sent[waiting.tenant] -= 1
@@ -162,8 +162,8 @@ class _NodeQueue:
         if self._sent.total() >= self._places_max:
             return False
         weight = self._rules.weight
-        here = {tenant, *self._sent, *self._order.tenants()}
-        part = weight(tenant) / (sum(map(weight, here)) + 1.0)
+        tenants = {tenant, *self._sent, *self._order.tenants()}
+        part = weight(tenant) / (sum(map(weight, tenants)) + 1.0)
         return self._sent[tenant] < max(1, int(part * self._places_max))
 
     def _fill(self) -> None:

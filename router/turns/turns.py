@@ -125,7 +125,7 @@ class Turns:
         placed, turn_span = await self._admit_counted(turn, waiting)
         first = placed.first
         key = turn.tenant, first.agent
-        # The client knows which memory serves it, so a continuation must use the same one.
+        # Headers report which memory serves the turn: a continuation must use the same one.
         edits = turn.edits if first.amortized_tokens else EditMode.FORGET
         publish = self._fleet.events.publish if turn.is_kept else _discard
         publish(TurnBegan.of(turn.tenant, placed.first, turn.id))
@@ -325,7 +325,7 @@ class Turns:
             return
         await self._moves.wait_until_served(key)
         while self._resuming[key] and not attempt.goes_first:  # noqa: ASYNC110 - a moment only
-            await asyncio.sleep(RESUMING_POLL_S)  # a turn that has answered in part goes first
+            await asyncio.sleep(RESUMING_POLL_S)  # a partly answered turn goes first
         owner = directory.owner(key)
         if owner is not None and owner.state is OwnerState.SEALED:
             await self._resolve(key)

@@ -1,4 +1,4 @@
-"""Run a real fabric while its processes die and its disks fail; exit 1 if it breaks a promise."""
+"""Run a real fabric while its processes die and its disks fail; exit 1 at any violation."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Clients of a real fabric that know what the answers must be."""
+"""Clients of a real fabric that know the right answers."""
 
 import contextlib
 import json
@@ -18,19 +18,19 @@ WORDS = (
     "otter", "lantern", "quartz", "violin", "amber", "falcon",
     "copper", "meadow", "silver", "maple", "thunder", "ivory",
 )  # fmt: skip
-ANSWER_S = 90.0  # on an idle machine, with one fault under way; longer as the machine is loaded
-TURNS_MAX = 12  # then a client begins anew, so that prompts stay short
+ANSWER_S = 90.0  # on an idle machine during one fault; longer on a loaded one
+TURNS_MAX = 12  # then a client starts a new conversation, so that prompts stay short
 REQUEST_S = 120.0
 
 
 def stretch() -> float:
-    """Say how many times longer all takes here and now than on an idle machine."""
+    """Return the factor by which the machine's load now slows everything down."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @dataclass
 class Client:
-    """The client of an agent: it states a secret and asks for it repeatedly."""
+    """Client of an agent that states a secret and asks for it repeatedly."""
 
     fabric: RayFabric
     judges: Judges
@@ -42,7 +42,7 @@ class Client:
     history: list[dict[str, str]] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     erased: set[str] = field(default_factory=set)  # words that must no longer be stored anywhere
-    gone: set[str] = field(default_factory=set)  # names that must not be listed
+    erased_names: set[str] = field(default_factory=set)  # names that must not be listed
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class Client:
             ended.wait(self.random.random() * stretch())
 
     def step(self) -> None:
-        """Do one thing."""
+        """Take one random action."""
         if not self.secret:
             self._begin()
             return
@@ -161,7 +161,7 @@ class Client:
             self.fabric.send("POST", f"/v1/agents/{self.name}/migrate", {"to": target})
 
     def _erase(self) -> None:
-        """Have everything forgotten; what is not acknowledged is asked for again."""
+        """Erase the agent; repeat the request until it is acknowledged."""
         began_s = time.monotonic()
         while time.monotonic() - began_s < ANSWER_S * stretch():
             try:
@@ -172,11 +172,11 @@ class Client:
                 self.judges.fail("erased", f"{self.name}: 404, and it had answered")
             if status in (200, 202, 404):
                 self.erased.add(self.marker)
-                self.gone.add(self.name)
+                self.erased_names.add(self.name)
                 self.judges.forget(self.name)
                 self.life, self.turns, self.secret, self.history = self.life + 1, 0, "", []
                 self.failures["erasures"] = 0
                 return
-            self.failures["erasures"] += 1  # perhaps it was carried out, and the answer lost
+            self.failures["erasures"] += 1  # it may have been carried out and the answer lost
             time.sleep(0.5)
         self.judges.fail("answers", f"{self.name}: not erased for {ANSWER_S * stretch():.0f} s")

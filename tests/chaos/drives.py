@@ -1,7 +1,7 @@
-"""A drive of its own for each node, so that one can be full: the kernel itself then refuses.
+"""A drive for each node that can be filled: the kernel itself then refuses writes.
 
-A file system in memory, whose size may be changed while it is in use. It takes root on Linux:
-without it, no drive gets full.
+A drive is a file system in memory whose size can be changed while in use. This needs root on
+Linux; without it, no drive is filled.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOMY = "8g"  # taken from memory only as far as it is used
-ATTEMPTS = 20  # a node writes between the look at what is used and the new size
+ROOMY = "8g"  # takes memory only as it is used
+ATTEMPTS = 20  # a node may write between measuring the used space and setting the new size
 KIB = 1024
 
 
@@ -24,7 +24,7 @@ class Drives:
 
     @contextlib.contextmanager
     def full(self, node: str, left_bytes: int) -> Iterator[None]:
-        """Leave a node so many bytes, and then room again."""
+        """Leave a node's drive `left_bytes` of free space, then restore its size."""
         place = self._places[node]
         try:
             for _ in range(ATTEMPTS):
@@ -41,7 +41,7 @@ class Drives:
 
 @contextlib.contextmanager
 def bounded_drives(nodes: Path, names: Sequence[str]) -> Iterator[Drives | None]:
-    """Mount one for each node's folder; what they held is copied to `kept` beside them."""
+    """Mount a drive for each node's folder; copy the drives' contents to `kept` at the end."""
     places = {name: nodes / name for name in names}
     mounted = []
     try:

@@ -1,4 +1,4 @@
-"""Judges of a real fabric after faults, by its answers and its disks."""
+"""Checks of a real fabric's answers and disks during and after faults."""
 
 import threading
 import time
@@ -10,13 +10,13 @@ from pathlib import Path
 from fabric.errors import CorruptDataError
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
 
-KEPT_SHARE = 0.9  # of what an acknowledged turn had: the rest is what templates add
-EXEMPT_S = 60.0  # a new router may serve from an older owner until it has met the later one
+KEPT_SHARE = 0.9  # of an acknowledged turn's tokens; templates add the rest
+EXEMPT_S = 60.0  # a new router may serve from an older owner until it has found the later one
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Something that must not happen."""
+    """Violation of an invariant."""
 
     at_s: float
     judge: str
@@ -25,7 +25,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Ack:
-    """A whole answer."""
+    """Acknowledgement of a turn: a complete answer."""
 
     node: str
     epoch: int
@@ -35,7 +35,7 @@ class Ack:
 
 @dataclass
 class Judges:
-    """Collects what clients and the nemesis see; usable from any thread."""
+    """Collector of the observations of clients and the nemesis; usable from any thread."""
 
     began_s: float = field(default_factory=time.monotonic)
     found: list[Violation] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Judges:
     judged_count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _acks: dict[str, Ack] = field(default_factory=dict)
-    _troubles: dict[str, float] = field(default_factory=dict)  # what: when it happened last
+    _faults: dict[str, float] = field(default_factory=dict)  # times of latest faults
     _reported: set[tuple[str, str]] = field(default_factory=set)
 
     def now_s(self) -> float:
@@ -51,24 +51,24 @@ class Judges:
         return time.monotonic() - self.began_s
 
     def fail(self, judge: str, text: str) -> None:
-        """Note a violation, once."""
+        """Record a violation once."""
         with self._lock:
             if (judge, text) not in self._reported:
                 self._reported.add((judge, text))
                 self.found.append(Violation(round(self.now_s(), 1), judge, text))
 
-    def trouble(self, name: str) -> None:
-        """Note that something happened to a node (`node-a`), its disk (`disk node-a`), …"""
+    def record_fault(self, name: str) -> None:
+        """Record a fault of a node (`node-a`), its disk (`disk node-a`), …"""
         with self._lock:
-            self._troubles[name] = self.now_s()
+            self._faults[name] = self.now_s()
 
-    def _was_well(self, name: str, since_s: float) -> bool:
-        return self._troubles.get(name, -inf) < since_s
+    def _had_no_fault(self, name: str, since_s: float) -> bool:
+        return self._faults.get(name, -inf) < since_s
 
     # --- answers -----------------------------------------------------------------------------
 
     def check_words(self, agent: str, secret: str, text: str, *, is_whole: bool) -> None:
-        """Judge an answer, or the part of one that came before its stream broke."""
+        """Check the words of an answer, or of the part received before its stream broke."""
         answer = text.strip()
         if is_whole:
             self.answers_count += 1
@@ -78,13 +78,13 @@ class Judges:
             self.fail("right answers", f"{agent}: a part is {answer[:60]!r}, not of {secret!r}")
 
     def check_turn(self, agent: str, ack: Ack, cached: int) -> None:
-        """Judge where a whole answer came from, and what it found of the one before."""
+        """Check the epoch of a complete answer, and its reuse of the answer before."""
         with self._lock:
             before = self._acks.get(agent)
             self._acks[agent] = ack
         if before is None:
             return
-        if ack.epoch < before.epoch and self._was_well("router", ack.at_s - EXEMPT_S):
+        if ack.epoch < before.epoch and self._had_no_fault("router", ack.at_s - EXEMPT_S):
             self.fail("epochs", f"{agent}: epoch {ack.epoch} after {before.epoch}")
         self.judged_count += 1
         if cached < KEPT_SHARE * before.tokens and not self._is_excused(before, ack):
@@ -95,22 +95,22 @@ class Judges:
             )
 
     def _is_excused(self, before: Ack, ack: Ack) -> bool:
-        """Say whether a documented cause took the memory: its disk, or its node's silence."""
-        if not self._was_well(f"disk {before.node}", before.at_s):
+        """Return whether a fault of the disk, node or router excuses the loss of the memory."""
+        if not self._had_no_fault(f"disk {before.node}", before.at_s):
             return True
-        was_lost = not self._was_well(before.node, before.at_s)
-        was_lost = was_lost or not self._was_well("router", before.at_s)
+        was_lost = not self._had_no_fault(before.node, before.at_s)
+        was_lost = was_lost or not self._had_no_fault("router", before.at_s)
         return was_lost and (ack.node, ack.epoch) != (before.node, before.epoch)
 
     def forget(self, agent: str) -> None:
-        """Begin anew with an agent that was erased."""
+        """Drop the acknowledgements of an erased agent."""
         with self._lock:
             self._acks.pop(agent, None)
 
     # --- owners ------------------------------------------------------------------------------
 
     def check_owners(self, nodes: Path) -> int:
-        """Judge all records on all disks: of one epoch there is one owner. Count the records."""
+        """Check that each epoch has one owner on all disks; return the number of records."""
         claims: dict[tuple[str, str, int], set[str]] = defaultdict(set)
         count = 0
         for node, record in records(nodes):
@@ -124,7 +124,7 @@ class Judges:
         return count
 
     def check_listed(self, rows: list[dict], erased: set[str]) -> None:
-        """Judge a list of agents: no erased agent, and no node both owner and replica."""
+        """Check that a list has no erased agent and no node that is both owner and replica."""
         for row in rows:
             if row["id"] in erased:
                 self.fail("erased", f"{row['id']} is listed on {row['owner']} again")
@@ -134,10 +134,10 @@ class Judges:
         for name in {name for name in names if names.count(name) > 1}:
             self.fail("owners", f"{name} is listed twice")
 
-    # --- what is left --------------------------------------------------------------------------
+    # --- leftovers -----------------------------------------------------------------------------
 
     def check_erased(self, folder: Path, words: set[str]) -> None:
-        """Judge all files below a folder: none has a word of what was erased."""
+        """Check that no file below a folder has words of an erased agent."""
         forms = [(word, word.encode()) for word in sorted(words)]
         for path in sorted(folder.rglob("*")):
             if not path.is_file() or path.is_symlink():
@@ -151,7 +151,7 @@ class Judges:
                     self.fail("erased", f"{word} is in {path.relative_to(folder)}")
 
     def check_growth(self, before: dict[str, dict], after: dict[str, dict]) -> None:
-        """Judge processes by kind: what they hold does not grow."""
+        """Check that the resources held by each kind of process do not grow."""
         for kind, limits in GROWTH_MAX.items():
             for what, most in limits.items():
                 grown = after.get(kind, {}).get(what, 0) - before.get(kind, {}).get(what, 0)
@@ -172,5 +172,5 @@ def records(nodes: Path) -> list[tuple[str, Manifest]]:
         try:
             found.append((path.relative_to(nodes).parts[0], decode_manifest(path.read_bytes())))
         except (OSError, CorruptDataError):
-            continue  # replaced at this moment, or damaged on purpose
+            continue  # being replaced, or damaged on purpose
     return found

@@ -1,4 +1,4 @@
-"""Faults of a real fabric's processes and disks, drawn from a seed."""
+"""Faults of a real fabric's processes and disks, chosen by a seed."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ FAILING_DEVICE = Path(__file__).parent / "failing_device"
 
 
 class Nemesis:
-    """Does one fault after the other; all is healed when a fault has returned."""
+    """Source of one fault after the other; each fault is healed before its call returns."""
 
     def __init__(
         self,
@@ -75,29 +75,29 @@ class Nemesis:
         self._kinds = dict(zip(KINDS, faults, strict=True))
 
     def strike(self, only: str | None = None) -> str:
-        """Do one fault; return what it was. What cannot be found just now is left alone."""
+        """Inject one fault and return its kind; skip it if its target does not exist at present."""
         weights = [1 if kind == "kill everything" else 3 for kind in KINDS]
         kind = only or self._random.choices(KINDS, weights)[0]
         self.done.append((round(self._judges.now_s(), 1), kind))
         self._struck.clear()
         with contextlib.suppress(OSError, ValueError, KeyError, AssertionError):
             self._kinds[kind]()
-        for name in self._struck:  # what was acknowledged until now may be lost with it
-            self._judges.trouble(name)
+        for name in self._struck:  # turns acknowledged until now may be lost with it
+            self._judges.record_fault(name)
         return kind
 
-    def _trouble(self, name: str) -> None:
+    def _record_fault(self, name: str) -> None:
         self._struck.add(name)
-        self._judges.trouble(name)
+        self._judges.record_fault(name)
 
     def _node(self) -> str:
         node = self._random.choice(self._fabric.names)
-        self._trouble(node)
+        self._record_fault(node)
         return node
 
-    def _trouble_all(self) -> None:
+    def _record_fault_of_all(self) -> None:
         for name in (*self._fabric.names, "router"):
-            self._trouble(name)
+            self._record_fault(name)
 
     def _kill_node(self) -> None:
         kill(self._fabric.actor(self._node()))
@@ -118,34 +118,34 @@ class Nemesis:
         self._kill_raylet_of(self._node())
 
     def _kill_head_raylet(self) -> None:
-        self._trouble_all()
+        self._record_fault_of_all()
         self._kill_raylet_of(self._fabric.names[0])
 
     def _kill_raylet_of(self, node: str) -> None:
         self._kill_with_actor(self._fabric.raylet(node), node)
 
     def _kill_gcs(self) -> None:
-        self._trouble_all()
+        self._record_fault_of_all()
         self._kill_with_actor(self._fabric.head(), self._fabric.names[0])
 
     def _kill_with_actor(self, process, node: str) -> None:
-        """The node's actor ends a moment later, and may acknowledge a turn until then."""
+        """Kill a process, and wait for the actor's end: until then it may acknowledge a turn."""
         actor = self._fabric.actor(node)
         kill(process)
         wait_gone([actor], GONE_S)
 
     def _kill_router(self) -> None:
-        self._trouble("router")
+        self._record_fault("router")
         kill(self._fabric.router())
 
     def _freeze_router(self) -> None:
-        self._trouble("router")
+        self._record_fault("router")
         self._freeze(self._fabric.router())
 
     def _damage(self) -> None:
-        """Flip, cut or lose blocks of a node behind its back."""
+        """Flip, cut or remove block files of a node without its knowledge."""
         node = self._random.choice(self._fabric.names)
-        self._trouble(f"disk {node}")
+        self._record_fault(f"disk {node}")
         self.damaged = True
         blocks = sorted((self._fabric.data / "nodes" / node).glob("*/blocks/*"))
         for path in self._random.sample(blocks, min(DAMAGES, len(blocks))):
@@ -166,7 +166,7 @@ class Nemesis:
     def _unwritable(self) -> None:
         """Make a node's folders read-only for a while, even for root."""
         node = self._random.choice(self._fabric.names)
-        self._trouble(f"disk {node}")
+        self._record_fault(f"disk {node}")
         folders = [
             path
             for name in ("manifests", "blocks")
@@ -176,19 +176,19 @@ class Nemesis:
             time.sleep(self._random.choice(FROZEN_S))
 
     def _full(self) -> None:
-        """Leave a node's drive next to no room for a while; sometimes the node has to start so."""
+        """Fill a node's drive almost completely for a while; sometimes kill its actor meanwhile."""
         if self._drives is None:
             return
         node = self._random.choice(self._fabric.names)
-        self._trouble(f"disk {node}")
+        self._record_fault(f"disk {node}")
         with self._drives.full(node, self._random.choice(LEFT_BYTES)):
             if self._random.random() < KILLED_SHARE:
-                self._trouble(node)
+                self._record_fault(node)
                 kill(self._fabric.actor(node))
             time.sleep(self._random.choice(FROZEN_S))
 
     def _fail_device(self) -> None:
-        """Let operations of a node's device compute garbage whose error is raised later."""
+        """Make operations of a node's device compute garbage, with errors raised later."""
         if self._devices is None:
             return
         node = self._node()
@@ -199,21 +199,21 @@ class Nemesis:
         trigger.unlink(missing_ok=True)
 
     def _kill_everything(self) -> None:
-        """End the supervisor and with it the whole fabric, and begin again on the same folder."""
-        self._trouble_all()
+        """Kill the supervisor and with it the whole fabric, and start again on the same folder."""
+        self._record_fault_of_all()
         fabric = self._fabric
         owned = descendants([fabric.popen.pid])
         fabric.popen.kill()
         fabric.popen.wait()
         fabric.popen.stdout.close()
-        left = wait_gone(owned, 60.0)
-        if left:
-            self._judges.fail("processes", f"{len(left)} outlive their supervisor")
+        survivors = wait_gone(owned, 60.0)
+        if survivors:
+            self._judges.fail("processes", f"{len(survivors)} outlive their supervisor")
         fabric.start()
 
 
 def device_environment(folder: Path) -> dict[str, str]:
-    """Return what lets the devices of a fabric's nodes fail by files in this folder."""
+    """Return the environment by which files in this folder make nodes' devices fail."""
     path = os.pathsep.join((str(ROOT), str(FAILING_DEVICE)))
     return {"PYTHONPATH": path, "MACFABRIC_CHAOS_DEVICE": str(folder)}
 
@@ -227,7 +227,7 @@ def wait_until(is_over: Callable[[], bool], timeout_s: float) -> None:
 
 @contextlib.contextmanager
 def _immutable(folders):
-    """Refuse all writes: by the file system's own flag where that is possible, else by mode."""
+    """Make folders immutable by the file system's own flag if possible, else by their mode."""
     if os.geteuid() == 0:
         subprocess.run(["chattr", "+i", *map(str, folders)], check=False, capture_output=True)
     else:

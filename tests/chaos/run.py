@@ -23,7 +23,7 @@ CLIENTS = 6
 NODES = ("node-a", "node-b", "node-c")
 LOOK_S = 1.0
 PAUSE_S = 6.0
-ERASED_S = 25.0  # what a disk refused is tried again every 15 s
+ERASED_S = 25.0  # refused saves are retried every 15 s
 UNSEEN = "unseen-device-errors"
 PLANTS = ("wrong-answer", "erased-returns", "two-owners", UNSEEN)
 QUIET_TURNS = 2
@@ -31,7 +31,7 @@ QUIET_TURNS = 2
 
 @dataclass
 class Report:
-    """What a run did and what it found."""
+    """Counts, faults and violations of a run."""
 
     seed: int
     seconds: float = 0.0
@@ -51,7 +51,7 @@ def run(
     plant: str | None = None,
     report_line: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Run for so many minutes, then heal, and judge what is left."""
+    """Run for `minutes`, then heal all faults, and check the final state."""
     with bounded_drives(folder / "data" / "nodes", NODES) as drives:
         if drives is None:
             report_line("no disk gets full: that takes root on Linux")
@@ -120,7 +120,7 @@ class _Run:
             self._judges.check_owners(nodes)
 
     def _settle(self, before):
-        """Let everything come back, and judge what is left."""
+        """Wait until everything has recovered, and check the final state."""
         self._report_line("healed; what is left is judged")
         fabric, judges = self._fabric, self._judges
         try:
@@ -137,10 +137,10 @@ class _Run:
         if self._plant not in (None, UNSEEN):
             self._misbehave()
         judges.check_owners(fabric.data / "nodes")
-        gone = set().union(*(client.gone for client in self._clients))
+        erased_names = set().union(*(client.erased_names for client in self._clients))
         with contextlib.suppress(OSError, ValueError):
             rows = fabric.get("/v1/agents")["data"]
-            judges.check_listed([row for row in rows if row["state"] != "erasing"], gone)
+            judges.check_listed([row for row in rows if row["state"] != "erasing"], erased_names)
         try:
             fabric.close()
         except (AssertionError, subprocess.TimeoutExpired) as error:
@@ -159,7 +159,7 @@ class _Run:
             self._judges.fail("fsck", (done.stdout + done.stderr)[-400:])
 
     def _holdings(self):
-        """Count what router and nodes hold: the most of each kind."""
+        """Return the largest counts of resources held by router and nodes, by kind."""
         found = {}
         with contextlib.suppress(OSError, ValueError, AssertionError, KeyError):
             found["router"] = _held(self._fabric.router())
@@ -167,10 +167,10 @@ class _Run:
             found["node"] = {what: max(held[what] for held in nodes) for what in nodes[0]}
         return found
 
-    # --- proof that the judges can fail ------------------------------------------------------
+    # --- planted violations ------------------------------------------------------------------
 
     def _misbehave(self):
-        """Do what no fabric may do, behind its back; a judge must find it."""
+        """Plant a violation that a judge must detect."""
         nodes = self._fabric.data / "nodes"
         if self._plant == "wrong-answer":
             client = next(each for each in self._clients if each.secret)

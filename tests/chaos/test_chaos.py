@@ -1,4 +1,4 @@
-"""A real fabric keeps its promises while its processes die and its disks fail."""
+"""A real fabric keeps its guarantees while its processes die and its disks fail."""
 
 import sys
 
@@ -37,4 +37,4 @@ def test_answers_stay_right_while_devices_fail(tmp_path):
     report = run(tmp_path, 4, 2.0, only="fail device", report_line=print)
     assert report.violations == []
     assert report.answers > len(report.faults)
-    assert report.refusals, "clients were asked to come again"
+    assert report.refusals, "no client had to retry"

@@ -1,4 +1,4 @@
-"""A drive that a chaos run fills refuses as a real one does, and takes again afterwards."""
+"""A drive filled by a chaos run refuses writes as a real one does, and accepts them afterwards."""
 
 import errno
 

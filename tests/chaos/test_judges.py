@@ -1,4 +1,4 @@
-"""Each judge of a chaos run finds its fault and accepts what is documented."""
+"""Each judge of a chaos run detects its violation and accepts documented behaviour."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -55,7 +55,7 @@ def test_memory_lost_without_a_fault_is_a_violation(judges):
 
 
 def test_memory_acknowledged_during_a_fault_may_be_lost(judges):
-    """A raylet is killed, its node answers once more, and then ends, too."""
+    """A raylet is killed, and its node acknowledges one more turn before it ends, too."""
     nemesis = Nemesis(SimpleNamespace(names=["node-a"]), judges, 1, None)
 
     def kill_slowly():
@@ -71,18 +71,18 @@ def test_memory_acknowledged_during_a_fault_may_be_lost(judges):
 
 
 @pytest.mark.parametrize(
-    ("trouble", "node", "epoch", "is_excused"),
+    ("faulty_part", "node", "epoch", "is_excused"),
     [
         ("node-a", "node-b", 2, True),  # taken over
-        ("node-a", "node-a", 1, False),  # it came back with what it had acknowledged
+        ("node-a", "node-a", 1, False),  # it restarted with all acknowledged turns
         ("node-b", "node-b", 2, False),  # no takeover was needed
         ("disk node-a", "node-a", 1, True),
         ("disk node-b", "node-a", 1, False),
     ],
 )
-def test_memory_lost_by_a_fault_is_excused(judges, trouble, node, epoch, is_excused):
+def test_memory_lost_by_a_fault_is_excused(judges, faulty_part, node, epoch, is_excused):
     turn(judges, "node-a", 1, 0, at_s=0.0)
-    judges.trouble(trouble)
+    judges.record_fault(faulty_part)
     turn(judges, node, epoch, 0, at_s=11.0)
     assert violated_judges(judges) == ([] if is_excused else ["memory"])
 
@@ -95,7 +95,7 @@ def test_decreasing_epoch_is_a_violation(judges):
 
 def test_restarted_router_may_serve_from_the_earlier_owner(judges):
     turn(judges, "node-b", 3, 0, at_s=EXEMPT_S / 2)
-    judges.trouble("router")
+    judges.record_fault("router")
     turn(judges, "node-a", 2, 100, at_s=EXEMPT_S / 2)
     assert violated_judges(judges) == []
 

@@ -1,4 +1,4 @@
-"""A fault of the nemesis is over when all that it takes along is gone."""
+"""A fault of the nemesis ends when all processes that depend on its victim have ended."""
 
 import subprocess
 import sys

@@ -207,19 +207,19 @@ ANSWERS = {
 }
 
 STATUSES: dict[tuple[str, str], int] = {}  # of answers that are not 200
-NODES[1]["drain"] = STUCK  # what watching `drain node-b` sees at last
+NODES[1]["drain"] = STUCK  # the last state of `drain node-b`
 
 
 class FakeFabric:
-    """Serves ANSWERS on a free port; `key` makes it ask for one, `page` makes it no fabric."""
+    """A server of ANSWERS on a free port; `key` is required if set, `page` replaces answers."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, object]] = []
         self.key: str | None = None
         self.page: bytes | None = None
         self.media_type = "application/json"
-        self.holds = False  # does not answer before it is closed
-        self.streams: dict[str, list[bytes]] = {}  # event streams by path, which grow; b"" ends one
+        self.holds = False  # delay all answers until `close`
+        self.streams: dict[str, list[bytes]] = {}  # growing event streams by path; b"" ends one
         self._closes = threading.Event()
         fabric = self
 
@@ -266,7 +266,7 @@ class FakeFabric:
         request.wfile.write(raw)
 
     def _stream(self, request: BaseHTTPRequestHandler) -> None:
-        """Send what a stream has, and what is added to it, until it ends or this is closed."""
+        """Send the frames of a stream, also those added later, until its end or `close`."""
         frames, sent = self.streams[request.path], 0
         request.send_response(200)
         request.send_header("content-type", "text/event-stream")

@@ -73,7 +73,7 @@ def run(capfd):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Put a fake benchmark in the place of ours."""
+    """Replace the benchmarks with a fake one."""
     folder = tmp_path / "benchmarks"
     folder.mkdir()
     for name in ("__main__.py", "report.py", "saved_results.py", "papers.py"):
@@ -191,7 +191,7 @@ def test_real_benchmark_prints_json(run):
     assert record["parameters"]["windows"] == 1
     cache = record["figures"]["cache"]
     full = cache["full precision"]["perplexity"]
-    assert 5 < full < 200  # a model that learned nothing has 2,048
+    assert 5 < full < 200  # an untrained model has 2,048
     for kind, row in cache.items():
         if kind != "full precision":
             ratio = record["ratios"][f"perplexity, {kind}, over full"]

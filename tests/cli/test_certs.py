@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """The shipped cluster file, with a home of its own."""
+    """The shipped cluster file, in a temporary home."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     path = tmp_path / "cluster.yaml"
     path.write_text((ROOT / "cluster.yaml").read_text())

@@ -1,4 +1,4 @@
-"""`macfabric chat`: one message, a conversation in the terminal, and what can go wrong."""
+"""`macfabric chat`: one message, a conversation in the terminal, and failures."""
 
 import contextlib
 import io
@@ -155,10 +155,10 @@ def refused(status, retry_after_s=0.5):
 def test_message_is_sent_again_while_nodes_start(run, fabric, monkeypatch):
     refusals, real, slept = [refused(503), refused(429, 999.0)], chat._stream, []
 
-    def answer(*given, **options):
+    def answer(*arguments, **options):
         if refusals:
             raise refusals.pop(0)
-        return real(*given, **options)
+        return real(*arguments, **options)
 
     fabric.streams[PATH] = ANSWER
     monkeypatch.setattr(chat, "_stream", answer)
@@ -172,31 +172,31 @@ def test_message_is_sent_again_while_nodes_start(run, fabric, monkeypatch):
 
 @pytest.mark.parametrize("error", [refused(400), refused(503, None)], ids=["final", "no time"])
 def test_other_refusals_are_final(run, fabric, monkeypatch, error):
-    asked = []
+    calls = []
 
     def answer(*_, **__):
-        asked.append(True)
+        calls.append(True)
         raise error
 
     monkeypatch.setattr(chat, "_stream", answer)
     status, _, err = run("chat", "mira", "The code is", "--url", fabric.url)
 
-    assert (status, len(asked)) == (1, 1)
+    assert (status, len(calls)) == (1, 1)
     assert "the node starts" in err
 
 
 def test_ctrl_c_stops_an_answer_and_then_the_conversation(run, fabric, typed, monkeypatch):
-    asked = []
+    calls = []
 
     def interrupted(*_, **__):
-        asked.append(True)
+        calls.append(True)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(chat, "_stream", interrupted)
     typed("first", "second", KeyboardInterrupt)
     status, _, err = run("chat", "mira", "--url", fabric.url)
 
-    assert (status, len(asked)) == (0, 2)
+    assert (status, len(calls)) == (0, 2)
     assert err.count("(stopped)") == 2
 
 

@@ -13,7 +13,7 @@ CLUSTER = {
     "auth": {"ssh_user": "mac", "ssh_private_key": "~/key"},
     "metadata": {"macfabric": {"data_dir": "~/my data"}},
 }
-# Notes its arguments; the Mac named like the file `gone` is not there.
+# Records its arguments; the Mac named in the file `gone` is unreachable.
 SSH = """\
 #!/bin/sh
 printf '%s\\n' "$*" >> "$HOME/calls"

@@ -1,4 +1,4 @@
-"""Completion at the Tab key, typed into real shells, and asked for as their scripts do."""
+"""Completion: the Tab key in real shells, and the requests of their scripts."""
 
 import argparse
 import contextlib
@@ -34,7 +34,7 @@ READ = {
     "fish": "source {script}",
 }
 TABS = {"bash": "\t\t\t", "zsh": "\t\t", "fish": "\t"}  # until candidates are listed
-# What is typed before the Tab key -> what the shell then shows.
+# Line before the Tab key -> texts that the shell then shows.
 TYPED = {
     "a command": ("macfabric undr", ["undrain"]),
     "verbs of a command": ("macfabric scenario s", ["show", "schema"]),
@@ -43,7 +43,7 @@ TYPED = {
     "agents": ("macfabric agent mi", ["mira:2"]),
     "nodes": ("macfabric migrate mira --to nod", ["node-a", "node-b", "node-c"]),
 }
-# Words after `macfabric` -> what may follow.
+# Words after `macfabric` -> candidates.
 ANSWERED = {
     "migr": ["migrate"],
     "scenario r": ["run", "runs"],
@@ -66,7 +66,7 @@ ANSWERED = {
 
 @pytest.fixture
 def environment(fabric, monkeypatch, tmp_path):
-    """Give the environment of a shell that finds `macfabric` and a fabric, in an empty folder."""
+    """Return the environment of a shell with `macfabric` and a fabric, in an empty folder."""
     monkeypatch.setitem(ANSWERS, ("GET", "/v1/agents?limit=1000"), {"data": AGENTS})
     for prefix in ("m", "n", "mi", "ne", "mira"):
         after = f"{prefix[:-1]}{chr(ord(prefix[-1]) - 1)}\x7f"
@@ -91,10 +91,10 @@ def environment(fabric, monkeypatch, tmp_path):
 
 
 def answers(environment, line):
-    """Ask for what may follow, as the scripts do; return it without the space at its end."""
+    """Request candidates as the scripts do; return them without trailing spaces."""
     output = Path(environment["HOME"]).parent / "completions"
     output.unlink(missing_ok=True)
-    asked = {
+    request = {
         "COMP_LINE": line,
         "COMP_POINT": str(len(line)),
         "_ARGCOMPLETE": "1",
@@ -103,7 +103,7 @@ def answers(environment, line):
         "_ARGCOMPLETE_STDOUT_FILENAME": str(output),
     }
     done = subprocess.run(
-        ["macfabric"], env=environment | asked, cwd=environment["HOME"], capture_output=True,
+        ["macfabric"], env=environment | request, cwd=environment["HOME"], capture_output=True,
         text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -202,7 +202,7 @@ def typist(shell, environment, tmp_path):
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_tab_key_completes(shell, typist):
-    for name, (line, wanted) in TYPED.items():
+    for name, (line, texts) in TYPED.items():
         typist.type(f"{line}{TABS[shell]}")
-        assert typist.sees(wanted), (name, typist.raw)
-        typist.type("\x15")  # Ctrl-U: forget the line
+        assert typist.sees(texts), (name, typist.raw)
+        typist.type("\x15")  # Ctrl-U: clear the line

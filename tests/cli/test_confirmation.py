@@ -1,4 +1,4 @@
-"""Questions before what cannot be undone: on a terminal only, and for the right word only."""
+"""Confirmation of irreversible commands: on a terminal only, by the exact word only."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ def test_erasure_without_terminal_or_with_yes_needs_no_word(run, fabric, monkeyp
     assert run(*erase, "--yes")[0] == 0
     assert run(*erase)[0] == 1
     monkeypatch.undo()
-    # Its messages go to a file, where the question could not be read.
+    # Standard error is a file, where the user could not read the question.
     monkeypatch.setattr(sys, "stdin", Keyboard("no\n"))
     assert run(*erase)[0] == 0
     assert fabric.requests == [ERASED] * 3

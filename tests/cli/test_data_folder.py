@@ -1,4 +1,4 @@
-"""The data folder: private, claimed by one fabric at a time, forgiving about damage."""
+"""The data folder: private, claimed by one fabric at a time, tolerant of damage."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""`macfabric direct` and `evict`: which request each option makes."""
+"""`macfabric direct` and `evict`: the request of each option."""
 
 import pytest
 
@@ -11,7 +11,7 @@ EXACT = {"replacement": "[cleared]", "mode": "exact"}
 
 @pytest.fixture
 def ask(run, fabric, monkeypatch):
-    """Run a command on mira; return the requests it made."""
+    """Run a command on mira; return its requests."""
     for method, path in (("POST", PATH), ("DELETE", PATH), ("DELETE", f"{PATH}/op-1")):
         monkeypatch.setitem(ANSWERS, (method, path), ANSWER)
     monkeypatch.setitem(ANSWERS, ("POST", "/v1/agents/mira/evict"), {"id": "mira"})

@@ -13,7 +13,7 @@ from router.supervise.processes import identify
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
-# Stands in for `up`: counts its signals; the second one ends it at once, as it does there.
+# A stand-in for `up` that counts its signals; as in `up`, the second one ends it at once.
 STOPPING_UP = """
 import signal, sys, time
 from pathlib import Path
@@ -34,7 +34,7 @@ print(len(got), flush=True)
 
 
 class StoppingUp:
-    """A process in place of `up`, and how many signals it got before its end."""
+    """A stand-in process for `up`, and the number of signals that it got."""
 
     def __init__(self, folder):
         self.folder = folder

@@ -1,4 +1,4 @@
-"""`macfabric events`: a stream as lines for people or for programs, and how it ends."""
+"""`macfabric events`: a stream as text or JSON lines, and its end."""
 
 import json
 from urllib.parse import parse_qsl, urlsplit

@@ -1,4 +1,4 @@
-"""Reasons of ended processes, as Ray and Python print them."""
+"""Reasons why processes ended, as Ray and Python print them."""
 
 import pytest
 

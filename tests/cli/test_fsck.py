@@ -10,7 +10,7 @@ from tests.support.folders import make_folder
 
 @pytest.fixture
 def run(capfd, monkeypatch):
-    """Run the command, whose child prints past this process; return status, output and errors."""
+    """Run the command, whose child writes to the file descriptors; return status and outputs."""
 
     def call(*argv: str) -> tuple[int, str, str]:
         capfd.readouterr()

@@ -1,4 +1,4 @@
-"""The keeper starts, reports and ends processes, and never outlives its user."""
+"""The keeper starts, reports and ends processes, and never outlives its owner."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from router.supervise.processes import descendants, identify, is_alive, wait_gon
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
-# Prints until, and after, it gets SIGTERM.
+# Prints until SIGTERM, and once more after it.
 CHATTERER = """
 import signal, sys, time
 told = []
@@ -101,7 +101,7 @@ def test_unpiped_output_goes_to_the_log(keeper, tmp_path):
 
 
 def test_growing_log_is_rotated(keeper, tmp_path):
-    """A log that anyone can add lines to must not fill the disk; the last lines are kept."""
+    """Clients can cause log lines, which must not fill the disk; the last lines are kept."""
     talk = "import time\nfor i in range(50): print(i, 'x' * 1_000_000, flush=True)\n"
     talk += "time.sleep(2.5)\nprint('the end', flush=True)\ntime.sleep(60)"
     log, older = tmp_path / "log", tmp_path / "log.1"

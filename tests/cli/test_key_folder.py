@@ -50,8 +50,8 @@ def test_certificate_is_renewed_before_expiry(keys):
     keys.create(HOSTS, NOW)
     ends = NOW + MEMBER_VALID
 
-    assert keys.why_renew(HOSTS, ends - RENEW_BEFORE) is None
-    assert "ends" in keys.why_renew(HOSTS, ends - RENEW_BEFORE + timedelta(seconds=1))
+    assert keys.renewal_reason(HOSTS, ends - RENEW_BEFORE) is None
+    assert "ends" in keys.renewal_reason(HOSTS, ends - RENEW_BEFORE + timedelta(seconds=1))
 
 
 @pytest.mark.parametrize("name", ["member.pem", "member.key", "ca.pem"])
@@ -67,7 +67,7 @@ def test_mismatched_keys_are_reissued(keys, tmp_path, name, damage):
         new = b"" if damage == "empty" else (other.path / name).read_bytes()
         (keys.path / name).write_bytes(new)
 
-    assert keys.why_renew(HOSTS, NOW) is not None
+    assert keys.renewal_reason(HOSTS, NOW) is not None
     if name == "ca.pem" and damage != "missing":
         # No authority becomes trusted by mistake.
         with pytest.raises((CommandError, ValueError)):
@@ -75,7 +75,7 @@ def test_mismatched_keys_are_reissued(keys, tmp_path, name, damage):
         keys.rotate(HOSTS, NOW, with_authority=True)
     else:
         keys.create(HOSTS, NOW)
-    assert keys.why_renew(HOSTS, NOW) is None
+    assert keys.renewal_reason(HOSTS, NOW) is None
 
 
 def test_rotation_keeps_cluster_key_and_authority(keys):
@@ -96,6 +96,6 @@ def test_lost_authority_key_is_reported_with_remedy(keys):
     keys.create(HOSTS, NOW)
     keys.authority_key.unlink()
 
-    assert keys.create(HOSTS, NOW) == []  # what is there still serves
+    assert keys.create(HOSTS, NOW) == []  # existing keys stay valid
     with pytest.raises(CommandError, match="rotate --authority"):
         keys.rotate(HOSTS, NOW, with_authority=False)

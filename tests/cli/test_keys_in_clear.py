@@ -1,4 +1,4 @@
-"""Keys are not sent where others could read them, and a wrong scheme is explained."""
+"""Keys are not sent where others could read them, and errors explain a wrong scheme."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     return data_folder
 
 
-def found(folder, url, record=None):
+def client_of(folder, url, record=None):
     folder.endpoint.write_text(json.dumps({"url": record or url}))
     return find_fabric(None, folder.path)
 
@@ -42,14 +42,14 @@ def found(folder, url, record=None):
     ],
 )
 def test_operator_key_is_sent_over_loopback_or_https(folder, url):
-    client = found(folder, url)
+    client = client_of(folder, url)
 
     assert client.operator_key == folder.read_operator_key()
     assert not sends_key_unencrypted(client)
 
 
 def test_operator_key_is_not_sent_in_clear_text_over_a_network(folder, fabric, monkeypatch):
-    client = found(folder, LAN)
+    client = client_of(folder, LAN)
     assert client.operator_key is None
     assert not sends_key_unencrypted(client)
 
@@ -60,7 +60,7 @@ def test_operator_key_is_not_sent_in_clear_text_over_a_network(folder, fabric, m
 
 def test_sending_a_key_in_clear_text_prints_a_warning(folder, monkeypatch, capsys):
     monkeypatch.setenv("MACFABRIC_OPERATOR_KEY", "given")
-    client = found(folder, LAN)
+    client = client_of(folder, LAN)
 
     assert client.operator_key == "given"
     assert sends_key_unencrypted(client)

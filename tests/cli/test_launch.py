@@ -20,7 +20,7 @@ KEY = "a-tenants-own-key"
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder of programs that say how they were started."""
+    """Return a folder of programs that print their arguments and environment."""
     for client in PROGRAMS.values():
         path = tmp_path / (client.program or "anything")
         path.write_text(f"#!{sys.executable}\n{PROGRAM}\n")
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 
 def launched(folder, fabric, *argv, **environment):
-    """Run the command in a process of its own; return the program's arguments and environment."""
+    """Run the command in a child process; return the program's arguments and environment."""
     command = [sys.executable, "-m", "router.cli.main", "launch", *argv[:1], "--url", fabric.url]
     done = subprocess.run(
         [*command, *argv[1:]],
@@ -70,7 +70,7 @@ def test_printed_shell_lines_equal_a_direct_start(folder, fabric, run, monkeypat
     monkeypatch.setenv("MACFABRIC_API_KEY", KEY)
     status, out, err = run("launch", "claude", "--print", "--url", fabric.url, "--key", KEY)
     assert (status, err) == (0, "")
-    assert KEY not in out, "terminals keep what they show"
+    assert KEY not in out, "terminals keep their output"
 
     shell = subprocess.run(
         ["/bin/sh", "-c", out], env={"PATH": str(folder), "MACFABRIC_API_KEY": KEY},

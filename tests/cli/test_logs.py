@@ -43,7 +43,7 @@ def test_lines_of_all_files_are_shown_in_order(run, logs):
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         (["--turn", TURN], ["one", "three"]),
         (["--node", "node-a"], ["two", "three"]),
@@ -54,9 +54,9 @@ def test_lines_of_all_files_are_shown_in_order(run, logs):
         (["--lines", "0"], []),
     ],
 )
-def test_lines_are_filtered(run, logs, options, wanted):
+def test_lines_are_filtered(run, logs, options, expected):
     status, out, _ = run("logs", "--json", *options)
-    assert (status, messages(out)) == (0, wanted)
+    assert (status, messages(out)) == (0, expected)
 
 
 @pytest.mark.parametrize("option", ["-f", "--follow"])

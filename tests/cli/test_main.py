@@ -74,7 +74,7 @@ def test_help_describes_command_and_every_argument(parser):
     assert named == []
 
 
-# What each command changes: nothing that lasts, or something that its help says how to undo.
+# Each command's changes: none that last, some that its help says how to undo, or final ones.
 UNCHANGING = {
     *("status", "nodes", "agents", "agent", "top", "usage", "events", "logs", "completion"),
     *("demo", "bench", "simulate", "launch", "chat", "doctor", "config check", "config show"),
@@ -265,7 +265,7 @@ def test_help_lists_each_command_once_in_its_group(run, monkeypatch):
         if line.endswith(":"):
             group = line.removesuffix(":")
         elif line.startswith("  ") and group in GROUPS:
-            listed[line.split()[0]] = group  # a summary that wraps would be a command of its own
+            listed[line.split()[0]] = group  # a wrapped summary would count as a command
 
     assert listed == {each.name: name for name, group in GROUPS.items() for each in group}
 

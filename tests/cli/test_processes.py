@@ -1,4 +1,4 @@
-"""Processes are known by pid and start time, and ended with all they started."""
+"""Processes are identified by pid and start time, and ended with their descendants."""
 
 import os
 import signal
@@ -138,7 +138,7 @@ def test_damaged_record_is_no_process(record):
 
 
 def test_ps_agrees_with_proc(spawn):
-    """macOS uses this; test it wherever there is a ps."""
+    """macOS uses ps; test it wherever there is one."""
     parent = spawn(PARENT)
     child = int(parent.stdout.readline())
     rows = processes._ps_rows()

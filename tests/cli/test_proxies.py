@@ -21,7 +21,7 @@ FRAMES = [json.dumps(chunk) for chunk in [*CHUNKS, {"choices": [], "usage": USAG
 
 @pytest.fixture(autouse=True)
 def proxied(monkeypatch):
-    """Name a proxy at which nothing listens for every host, in all the usual spellings."""
+    """Set all the usual proxy variables to a port at which nothing listens."""
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
         monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")

@@ -32,7 +32,7 @@ from tests.cli.fake_fabric import (
 )
 from tests.cli.test_events import frame
 
-# Command line -> what the text must contain, and the JSON it must print.
+# Command line -> text that the output must contain, and the JSON output.
 COMMANDS = {
     "nodes": (
         ["nodes"],
@@ -84,21 +84,21 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_query_prints_text(run, fabric, name):
-    argv, wanted, _ = COMMANDS[name]
+    argv, expected, _ = COMMANDS[name]
     status, out, err = run(*argv, "--url", fabric.url)
 
     assert (status, err) == (0, "")
-    assert [text for text in wanted if text not in out] == []
+    assert [text for text in expected if text not in out] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_query_prints_json(run, fabric, name):
-    argv, _, wanted = COMMANDS[name]
+    argv, _, expected = COMMANDS[name]
     status, out, err = run(*argv, "--url", fabric.url, "--json")
     printed = json.loads(out)
 
     assert (status, err) == (0, "")
-    assert wanted is None or printed == wanted
+    assert expected is None or printed == expected
 
 
 def test_columns_are_aligned_in_a_pipe(run, fabric):
@@ -413,7 +413,7 @@ def test_operator_key_of_data_folder_is_sent_to_its_own_fabric(run, fabric, tmp_
         (None, None),
         ("given", "from-the-environment"),
         (None, None),
-    ], "a key that others can read is none, and none leaves this machine unasked"
+    ], "readable by others: not used"
     folder.forget_run()
     assert not folder.operator_key.exists()
 

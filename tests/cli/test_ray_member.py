@@ -1,4 +1,4 @@
-"""A Mac of a cluster file: how Ray and the router are started, left alone and replaced there."""
+"""A Mac of a cluster file: starting, keeping and replacing its Ray and router."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def wait_for(path):
 
 
 def show_processes(monkeypatch, listed):
-    """Let a look at all processes find these; a look at one process finds what runs."""
+    """Replace the listing of all processes; look-ups of single processes stay real."""
     ask = ray_member._ps
     monkeypatch.setattr(
         ray_member, "_ps", lambda *words: listed if words[0] == "-axwwo" else ask(*words)
@@ -209,7 +209,7 @@ def test_open_file_limit_is_raised_as_far_as_possible(monkeypatch, most, expecte
 
 
 def test_tables_of_earlier_version_are_removed(mac):
-    """Those tables contained the cluster's key."""
+    """The tables contained the cluster's key."""
     tables = mac.member.tables
     tables.mkdir()
     (tables / "session_name").write_text("session_2026-01-01_00-00-00_000000_1")

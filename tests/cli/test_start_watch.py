@@ -1,4 +1,4 @@
-"""How long a start may take: as long as it makes progress."""
+"""The time limit of a start, which progress extends."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from router.cli.supervisor import CPU_PROGRESS_S, STALL_S, START_LIMIT_S, StartW
 
 
 class World:
-    """A clock and the processor time of what was started."""
+    """A clock and the CPU time of the started processes."""
 
     def __init__(self, folder):
         self.now_s, self.cpu_s = 100.0, 0.0

@@ -58,7 +58,7 @@ class FakeRay:
     def has_started(self, node):
         return self.runs
 
-    def why_ended(self, node):
+    def end_reason(self, node):
         return self.reason
 
 
@@ -118,13 +118,13 @@ def test_repeatedly_ending_process_is_restarted_with_backoff(supervisor, monkeyp
     assert pauses[0] == 0.0
     assert pauses == sorted(pauses)
     assert 10.0 <= pauses[-1] <= 30.0
-    assert {name for name, _ in supervisor.keeper.started} == {ROUTER}, "the nodes never noticed"
+    assert {name for name, _ in supervisor.keeper.started} == {ROUTER}, "no node was restarted"
 
     now_s[0] += RESTART_WINDOW_S + 1
     supervisor.keeper.events.append(exited_event(ROUTER))
     count = len(supervisor.keeper.started)
     supervisor._step()
-    assert len(supervisor.keeper.started) == count + 1, "what was long ago is forgiven"
+    assert len(supervisor.keeper.started) == count + 1, "old failures do not count"
 
 
 @pytest.mark.parametrize("name", [ROUTER, NODES])
@@ -140,7 +140,7 @@ def test_process_that_never_starts_ends_the_fabric_with_its_reason(supervisor, n
 
     assert "ValueError: the reason" in str(caught.value)
     assert "before it" in str(caught.value)
-    assert "File" not in str(caught.value), "a reason is no list of source lines"
+    assert "File" not in str(caught.value), "the reason has no stack trace"
     assert supervisor.keeper.started == []
 
 
@@ -196,8 +196,8 @@ def test_failed_start_names_the_process_that_failed_first(supervisor):
         log.write_text(text)
     supervisor.keeper.events.append(exited_event("ray-node-a"))
     supervisor._step()
-    supervisor.plan.folder.log("ray-node-a").unlink()  # as the next try does
-    supervisor._ended[NODES] = [time.monotonic()] * START_TRIES  # it has used its tries
+    supervisor.plan.folder.log("ray-node-a").unlink()  # as the next attempt does
+    supervisor._ended[NODES] = [time.monotonic()] * START_TRIES  # no attempts left
     supervisor.keeper.events.append(exited_event(NODES))
 
     with pytest.raises(CommandError, match="nodes was killed") as caught:
@@ -235,7 +235,7 @@ def test_stop_records_its_progress(supervisor):
     folder = supervisor.plan.folder
     supervisor.stop(hurry=lambda: False)
     assert folder.read_stop_progress() == {"event": "stopping"}
-    supervisor._say_drain(json.dumps({"event": "draining", "turns": 3, "left_s": 7.5}))
+    supervisor._report_drain(json.dumps({"event": "draining", "turns": 3, "left_s": 7.5}))
     assert folder.read_stop_progress() == {"event": "draining", "turns": 3, "left_s": 7.5}
     folder.forget_run()
     assert folder.read_stop_progress() == {}

@@ -20,7 +20,7 @@ from tests.cli.fake_fabric import AGENT, ANSWERS
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = "router/cli/terminal.py"
-# What other processes than the command line write for programs, or into their logs.
+# Other processes than the command line, which write for programs or into their logs.
 OTHER_PROCESSES = {
     "node/__main__.py",
     "node/fsck/run.py",
@@ -37,7 +37,7 @@ HOSTILE = "mira\x1b]0;owned\x07\u202e\nreal line"
 
 
 def raw_writes(path: str, text: str) -> Iterator[str]:
-    """Find what could write to a terminal, except in the one module that may."""
+    """Yield the places that could write to a terminal, outside the module that may."""
     if path == WRITER:
         return
     for node in ast.walk(ast.parse(text)):
@@ -127,7 +127,7 @@ def test_narrow_terminal_never_truncates_ids(capsys, monkeypatch):
     assert agent in out
     assert "node-a" in out
     assert "2,048" not in out
-    assert "tokens" in err, "what was left out is named"
+    assert "tokens" in err, "omitted columns are named"
 
 
 @pytest.fixture(autouse=True)

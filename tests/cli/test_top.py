@@ -1,4 +1,4 @@
-"""`macfabric top`: what it knows of a fabric, what it draws at any size, and how it ends."""
+"""`macfabric top`: its figures, its screen at any size, and its end."""
 
 import contextlib
 import json
@@ -47,23 +47,23 @@ ENDED = {"at_s": 1789000103.0, "id": "mira", "node": "node-b", "outcome": "ok",
          "times": {"first_token_s": 0.25, "queue_s": 0.125}}  # fmt: skip
 
 
-def known(*events, snapshot=SNAPSHOT):
+def state_after(*events, snapshot=SNAPSHOT):
     state = FleetState()
     for name, data in (("snapshot", json.loads(json.dumps(snapshot))), *events):
         state.take(ServerEvent(name, None, data))
     return state
 
 
-def shown(state, agents=20):
+def figures_of(state, agents=20):
     return figures(state, "http://127.0.0.1:8000", 1789000110.0, agents)
 
 
 def lines_of(state, columns=80, rows=None, *, is_utf8=True):
-    lines = screen_lines(shown(state), columns, rows, is_utf8=is_utf8)
+    lines = screen_lines(figures_of(state), columns, rows, is_utf8=is_utf8)
     return [line.text for line in lines]
 
 
-# Events -> path in the figures, and what is there.
+# Events -> path in the figures, and the value there.
 CHANGES = {
     "a turn begins": ([("turn.began", BEGAN)], ("agents", 0, "busy"), True),
     "it begins elsewhere": ([("turn.began", BEGAN)], ("agents", 0, "node"), "node-b"),
@@ -120,29 +120,29 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_event_changes_the_figures(name):
-    events, path, wanted = CHANGES[name]
-    found = shown(known(*events))
+    events, path, expected = CHANGES[name]
+    value = figures_of(state_after(*events))
     for part in path:
-        found = found[part]
+        value = value[part]
 
-    assert found == wanted
+    assert value == expected
 
 
 def test_history_is_the_last_turn_until_an_event_brings_another():
-    state = known()
+    state = state_after()
     state.take_turn((None, "mira"), TURNS[0])
-    before = shown(state)
+    before = figures_of(state)
     state.take(ServerEvent("turn.began", None, BEGAN))
     state.take_turn((None, "mira"), TURNS[0])
 
     assert before["agents"][0]["last_turn"]["id"] == "req_2b1e5f0c"
     assert before["agents"][0]["last_turn"]["times"]["load_s"] == 0.125
     assert before["nodes"][1]["first_token_s"] == 0.885
-    assert shown(state)["agents"][0]["last_turn"]["prompt_tokens"] == 3000
+    assert figures_of(state)["agents"][0]["last_turn"]["prompt_tokens"] == 3000
 
 
 def test_everything_kept_is_bounded():
-    state = known()
+    state = state_after()
     for number in range(3 * TOP_AGENTS_MAX // 2):
         created = {"id": f"agent-{number}", "node": "node-a", "at_s": 1789000200.0 + number}
         state.take(ServerEvent("agent.created", None, created))
@@ -159,7 +159,7 @@ def test_everything_kept_is_bounded():
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_tables_fit_the_columns(columns):
     names = [f"node-{number}" for number in range(3)]
-    state = known(snapshot=SNAPSHOT | {"nodes": [LOADED | {"name": name} for name in names]})
+    state = state_after(snapshot=SNAPSHOT | {"nodes": [LOADED | {"name": name} for name in names]})
     state.take_turn((None, "mira"), TURNS[0])
     lines = lines_of(state, columns)
 
@@ -182,7 +182,7 @@ def test_large_fleet_fits_the_rows(rows):
         "agents": [USED | {"id": f"agent-{number}"} for number in range(200)],
         "moves": [MOVE | {"move": f"m{number}"} for number in range(20)],
     }
-    state = known(*[("turn.ended", ENDED)] * 30, snapshot=snapshot)
+    state = state_after(*[("turn.ended", ENDED)] * 30, snapshot=snapshot)
     lines = lines_of(state, 80, rows)
 
     assert len(lines) <= rows
@@ -193,7 +193,7 @@ def test_large_fleet_fits_the_rows(rows):
 
 
 def test_problems_of_nodes_are_shown():
-    lines = lines_of(known())
+    lines = lines_of(state_after())
 
     assert any(line == "node-b: no space left" for line in lines)
     assert any(line.startswith("node-c") and "expired" in line for line in lines)
@@ -201,13 +201,13 @@ def test_problems_of_nodes_are_shown():
 
 
 def test_bars_need_no_utf8():
-    assert any("##......  25%" in line for line in lines_of(known(), is_utf8=False))
-    assert any("██░░░░░░  25%" in line for line in lines_of(known()))
+    assert any("##......  25%" in line for line in lines_of(state_after(), is_utf8=False))
+    assert any("██░░░░░░  25%" in line for line in lines_of(state_after()))
 
 
 def test_agents_of_other_tenants_are_named_with_them():
     agents = [USED | {"tenant": tenant} for tenant in ("default", "one")]
-    lines = lines_of(known(snapshot=SNAPSHOT | {"agents": agents}))
+    lines = lines_of(state_after(snapshot=SNAPSHOT | {"agents": agents}))
 
     assert any(line.startswith("one/mira ") for line in lines)
     assert any(line.startswith("mira ") for line in lines)
@@ -215,7 +215,7 @@ def test_agents_of_other_tenants_are_named_with_them():
 
 @pytest.fixture
 def live(fabric, monkeypatch):
-    """Give a fabric with an event stream, to which tests add."""
+    """Return a fabric with an event stream, to which tests add events."""
     monkeypatch.setitem(ANSWERS, ("GET", "/v1/nodes"), {"data": SNAPSHOT["nodes"]})
     monkeypatch.setitem(ANSWERS, ("GET", "/v1/agents/mira/turns?limit=1"), {"data": TURNS})
     monkeypatch.setitem(ANSWERS, ("GET", "/v1/agents/mira"), USED | {"tokens": 4096})

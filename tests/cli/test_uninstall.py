@@ -1,4 +1,4 @@
-"""`macfabric uninstall` on homes of its own: what goes, what stays, and what is never followed."""
+"""`macfabric uninstall` in temporary homes: removed files, kept files, and links."""
 
 import io
 import json
@@ -218,7 +218,7 @@ def test_units_are_ended_and_removed_first(run_here, home, run, monkeypatch, tmp
     assert (tmp_path / "calls").read_text() == "--user disable --now macfabric-voter.service\n"
 
 
-def test_what_cannot_be_removed_is_reported(run_here, home, monkeypatch):
+def test_file_that_cannot_be_removed_is_reported(run_here, home, monkeypatch):
     removed = uninstall.remove
 
     def refusing(leftover):

@@ -68,7 +68,7 @@ def test_serve_refuses_unloadable_model_of_its_file(tmp_path, model, why, monkey
     status, err = run("serve", data, "--config", str(config), cwd=tmp_path)
 
     assert (status, f"macfabric.model {chosen}: {why}" in err) == (2, True), err
-    assert not data.exists(), "nothing was begun"
+    assert not data.exists(), "nothing was started"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`macfabric upgrade`: the order of its steps, where it stops, and how it continues."""
+"""`macfabric upgrade`: the order of its steps, where it stops, and where it continues."""
 
 import json
 import shutil
@@ -27,9 +27,9 @@ class Cluster:
         self.router["code"] = "old"
         self.steps = []
         self.broken = {}  # a node's failure after its next restart
-        self.code = NEW  # of what restarts
+        self.code = NEW  # of restarted processes
         self.stuck = ()
-        self.old_polls = 0  # that still show a restarting node's old process
+        self.old_polls = 0  # polls that still show a restarting node's old process
         self._late = []  # restarts that polls do not show yet
         cluster = self
 
@@ -90,7 +90,7 @@ class Cluster:
         return {"node": name, "state": row["state"]}
 
     def show_restarts(self, *, is_poll):
-        """Let restarts become visible once enough polls have shown the process before."""
+        """Show restarts once enough polls have shown the old process."""
         for late in list(self._late):
             row, new, polls = late
             if polls[0] <= 0:
@@ -99,7 +99,7 @@ class Cluster:
             polls[0] -= is_poll
 
     def mend(self, name):
-        """Let a node that failed start at last, with the installed code."""
+        """Start a failed node with the installed code."""
         del self.broken[name], self.rows[name]["failure"]
         build = {"code": NEW}
         self.rows[name] |= {"state": "draining", "health": "alive", "incarnation": 9}
@@ -115,9 +115,9 @@ class Cluster:
 def cluster(monkeypatch):
     monkeypatch.setattr(upgrade, "POLL_S", 0.01)
     monkeypatch.setattr(upgrade, "require_startable", lambda package: None)  # tested below
-    made = Cluster()
-    yield made
-    made.close()
+    fake = Cluster()
+    yield fake
+    fake.close()
 
 
 def whole(name):

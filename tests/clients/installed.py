@@ -1,6 +1,6 @@
-"""Clients as their users install them: from the registry, each in a folder of its own.
+"""Clients installed as by their users: from the registry, each in its own folder.
 
-So are files of others that tests read.
+Third-party files that tests read are installed likewise.
 
 The folders are kept between runs (MACFABRIC_CLIENTS says where), named after what is in them.
 """
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 @cache
 def versions() -> dict[str, dict[str, list[str]]]:
-    """Read what is installed for which client."""
+    """Read the packages of each client."""
     return tomllib.loads((HERE / "versions.toml").read_text())
 
 
@@ -35,7 +35,7 @@ def python_of(group: str) -> Path:
     def install(folder: Path) -> None:
         _run([sys.executable, "-m", "venv", str(folder / "venv")], group)
         python, uv = str(folder / "venv" / "bin" / "python"), shutil.which("uv")
-        pip = [python, "-m", "pip"] if uv is None else [uv, "pip"]  # which chooses much faster
+        pip = [python, "-m", "pip"] if uv is None else [uv, "pip"]  # uv is much faster
         into = [] if uv is None else ["--python", python]
         _run([*pip, "install", "--quiet", *into, *packages], group)
 
@@ -73,7 +73,7 @@ def _folder(group: str, packages: list[str], install) -> Path:
     digest = sha256(" ".join([*packages, sys.version]).encode()).hexdigest()[:12]
     folder, whole = base / f"{group}-{digest}", base / f"{group}-{digest}.whole"
     with (base / f"{group}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other test processes want it too
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other test processes may install it, too
         if not whole.exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -83,7 +83,7 @@ def _folder(group: str, packages: list[str], install) -> Path:
 
 
 def _run(command: list[str], group: str) -> None:
-    """Run an installation; skip the test where the registry does not give it."""
+    """Run an installation; skip the test if the registry is unreachable."""
     try:
         done = subprocess.run(
             ["nice", *command], capture_output=True, timeout=INSTALL_S, check=False

@@ -16,7 +16,7 @@ FREE_S = 60.0
 
 
 def failures(on: Obeying, report: Report, since: int) -> list[str]:
-    """Say what went wrong: in what the program saw, and in what the fabric did meanwhile."""
+    """List the failures seen by the program and in the fabric's turns meanwhile."""
     found = [f"{name}: {error}" for name, error in report.errors.items()]
     for name, result in report.results.items():
         if not is_right(name, result):
@@ -41,7 +41,7 @@ def failures(on: Obeying, report: Report, since: int) -> list[str]:
 
 
 def is_right(name: str, result: Any) -> bool:
-    """Judge what a program saw of one feature, by the feature's name."""
+    """Return whether a program's result of one feature is right."""
     return all(fits(result) for kind, fits in FITS.items() if name.startswith(kind))
 
 
@@ -49,7 +49,7 @@ def _greets(result: Any) -> bool:
     return set([result] if isinstance(result, str) else result) == {GREETING}
 
 
-def _reuses(result: Any) -> bool:  # None: the client does not tell its users
+def _reuses(result: Any) -> bool:  # None: the client does not report usage
     return result is None or result[1] > WARM_MIN * result[0]
 
 
@@ -77,7 +77,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def _lacks_call(request: Any) -> bool:
-    """Say whether a client left out what a tool's result answers."""
+    """Return whether a client left out the call that a tool's result answers."""
     roles = [message.role for message in request.messages or ()]
     return MessageRole.TOOL in roles and MessageRole.ASSISTANT not in roles
 

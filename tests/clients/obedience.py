@@ -27,13 +27,13 @@ OBSERVED = "sunny in Paris"
 WEATHER = "What is the weather in Paris?"
 SHELL = "What does the shell say?"
 SHELLS = ("Bash", "bash", "shell", "exec_command", "run_shell_command")
-LAST_CALLS = ("final_answer", "final_result")  # tools by which some frameworks are answered
+LAST_CALLS = ("final_answer", "final_result")  # tools by which some frameworks receive the answer
 TOKENS_OF_TEXT = 4_000
 
 
 @dataclass(frozen=True)
 class Obeying:
-    """A fabric, and the model on it."""
+    """A fabric and its scripted model."""
 
     fabric: LocalFabric
     model: ObedientModel
@@ -48,7 +48,7 @@ def obeying(
     context_tokens: int = 131_072,
     **settings: Any,
 ) -> Iterator[Obeying]:
-    """Serve a model that answers as `answers` says, or `answer`; `settings`: of the fabric."""
+    """Serve a model that answers by `answers`, by default `answer`; `settings` are the fabric's."""
     shape, weights = FAMILIES[family]
     path = write_shape(
         folder / "scripted",
@@ -66,12 +66,12 @@ def obeying(
 
 
 def answer(request: GenerateRequest) -> ScriptedAnswer:
-    """Do what was asked: call the tool, fill in the format, tell what the tool said."""
+    """Follow the request: call the tool, fill in the format, or report the tool's result."""
     messages = request.messages or ()
     last_user = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
     question = _text(messages[last_user]) if messages else ""
     results = [_text(m) for m in messages[last_user:] if m.role is MessageRole.TOOL]
-    if OBSERVED in question:  # some send results as what the user says
+    if OBSERVED in question:  # some clients send results as user messages
         results = [OBSERVED]
     reply = f"It says: {results[-1]}" if results else GREETING
     if request.continues:
@@ -84,7 +84,7 @@ def answer(request: GenerateRequest) -> ScriptedAnswer:
         return ScriptedAnswer(
             json.dumps(instance(json.loads(output.source))), "The format is clear."
         )
-    if "Answer in the format." in question or output is not None:  # told in words, or any object
+    if "Answer in the format." in question or output is not None:  # in words, or any object
         return ScriptedAnswer(json.dumps(CITY), "They want JSON.")
     if ENDLESS in question:
         return ScriptedAnswer(" ".join(map(str, range(ENDLESS_WORDS))), "It does not end.")
@@ -94,7 +94,7 @@ def answer(request: GenerateRequest) -> ScriptedAnswer:
 def _call(
     request: GenerateRequest, question: str, reply: str, *, has_results: bool
 ) -> tuple[str, dict[str, Any]] | None:
-    """Choose the tool that the question or the client wants, if any."""
+    """Choose the tool that the question or the client requires, if any."""
     tools = {tool["function"]["name"]: tool["function"] for tool in request.tools or []}
     last = next((name for name in LAST_CALLS if name in tools), None)
     wanted = next((name for name in tools if _is_wanted(name, question)), None)
@@ -125,7 +125,7 @@ def _arguments(function: dict[str, Any], reply: str) -> dict[str, Any]:
 
 
 def instance(schema: Any, name: str = "", root: Any = None) -> Any:
-    """Return a value that fits a schema, with what is known of its name."""
+    """Return a value that fits a schema, using known values of names."""
     root = schema if root is None else root
     if "$ref" in schema:
         return instance(_referred(schema["$ref"], root), name, root)

@@ -1,4 +1,4 @@
-"""Open WebUI as a server without a browser, by the requests that its own pages send."""
+"""Open WebUI as a server without a browser, driven by the requests of its own pages."""
 
 import base64
 import http.server
@@ -26,7 +26,7 @@ FOUND = [{"link": "http://lamps.example", "title": "Lamps", "snippet": "Lamps sh
 
 @dataclass(frozen=True)
 class OpenWebUi:
-    """The program; its search engine is one of ours."""
+    """The program; its search engine is the test's."""
 
     hosted: str | None = None
     rewrites: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ OPEN_WEBUI = OpenWebUi()
 
 @dataclass
 class Chat:
-    """Chat of a user, as the page that shows it keeps it."""
+    """Chat of a user, as the page stores it."""
 
     client: httpx2.Client
     chat: str
@@ -86,7 +86,7 @@ class Chat:
         return Chat(client, new_chat.json()["id"])
 
     def ask(self, question: str, picture: Path | None = None) -> str:
-        """Send a message; return the answer that the chat then has."""
+        """Send a message; return the chat's new answer."""
         self._send(question, picture)
         end_s = time.monotonic() + RUN_S
         while not (answer := self._answer()).get("done"):
@@ -101,14 +101,14 @@ class Chat:
         (task,) = self._send(question, None)
         end_s = time.monotonic() + RUN_S
         while not is_answered():
-            assert time.monotonic() < end_s, "it asked nothing"
+            assert time.monotonic() < end_s, "no request reached the fabric"
             time.sleep(0.05)
         stopped = self.client.post(f"/api/tasks/stop/{task}")
         assert stopped.status_code == 200, stopped.text
         self.messages.append({"role": "assistant", "content": self._answer().get("content", "")})
 
     def _send(self, question: str, picture: Path | None) -> list[str]:
-        """Send what the page sends; return the ids of the tasks that it starts."""
+        """Send the page's request; return the ids of the tasks that it starts."""
         question_id, answer_id = str(uuid.uuid4()), str(uuid.uuid4())
         files = [] if picture is None else [_attached(picture)]
         user = {
@@ -163,7 +163,7 @@ def _environment(url: str, engine: str, folder: Path) -> dict[str, str]:
         "ENABLE_OLLAMA_API": "False",
         "OPENAI_API_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": "none",
-        "RAG_EMBEDDING_ENGINE": "openai",  # its own would have to be downloaded
+        "RAG_EMBEDDING_ENGINE": "openai",  # its default model would have to be downloaded
         "ENABLE_WEB_SEARCH": "True",
         "WEB_SEARCH_ENGINE": "external",
         "EXTERNAL_WEB_SEARCH_URL": engine,

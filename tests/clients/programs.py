@@ -1,4 +1,4 @@
-"""Programs that use one client each, run as their users run them, and their reports by feature."""
+"""Programs that use one client each, run as by their users, and their reports by feature."""
 
 import json
 import os
@@ -14,7 +14,7 @@ RUN_S = 300
 
 @dataclass(frozen=True)
 class Report:
-    """What a program printed: results by feature, errors by feature, and all else."""
+    """Output of a program: results by feature, errors by feature, and the whole text."""
 
     results: Mapping[str, Any]
     errors: Mapping[str, str]
@@ -27,7 +27,7 @@ class Report:
 
 
 def run_program(command: Sequence[str], url: str, model: str, folder: Path, **more: str) -> Report:
-    """Run it with nothing in its environment but where the fabric is."""
+    """Run a program whose environment has only the fabric's address."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),

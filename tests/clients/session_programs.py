@@ -1,4 +1,4 @@
-"""Coding agents without a terminal: one conversation, carried on by one process after another."""
+"""Coding agents without a terminal: one conversation, continued by one process after another."""
 
 import json
 import os
@@ -20,7 +20,7 @@ MODEL = "scripted"
 
 @dataclass(frozen=True)
 class CodingAgent:
-    """How people run it without a terminal; the question comes last."""
+    """Command of a coding agent without a terminal; the question comes last."""
 
     group: str
     client: str
@@ -30,7 +30,7 @@ class CodingAgent:
     attaching: tuple[str, ...] = ()  # before a picture's path, where no tool reads it
     hosted: str | None = None  # type of the hosted search tool that it offers
     files: Mapping[str, Any] = field(default_factory=dict)  # its configuration, below its home
-    rewrites: Mapping[str, str] = field(default_factory=dict)  # phases, and why they are not warm
+    rewrites: Mapping[str, str] = field(default_factory=dict)  # why phases are not warm
     is_python: bool = False
 
     def __str__(self) -> str:
@@ -43,14 +43,14 @@ class CodingAgent:
 
     @property
     def programs(self) -> Path:
-        """Folder of its programs, which are installed first."""
+        """Folder of its programs, installed if necessary."""
         if self.is_python:
             return python_of(self.group).parent
         return npm_folder(self.group) / "node_modules" / ".bin"
 
     @contextmanager
     def home(self, url: str, folder: Path) -> Iterator["AgentHome"]:
-        """Install it, and give it a home and a folder to work in."""
+        """Install the agent, and create its home and working folder."""
         agent_home = AgentHome(self, url, folder, folder / "work")
         agent_home.work.mkdir(exist_ok=True)
         for name, content in self.files.items():
@@ -62,7 +62,7 @@ class CodingAgent:
 
 @dataclass
 class AgentHome:
-    """Where one user of a coding agent works, on one conversation."""
+    """Home and working folder of one user of a coding agent, with one conversation."""
 
     agent: CodingAgent
     url: str
@@ -71,7 +71,7 @@ class AgentHome:
     has_begun: bool = False
 
     def ask(self, question: str, picture: Path | None = None) -> str:
-        """Ask in a process of its own, which must succeed; return what it printed."""
+        """Ask in a new process, which must succeed; return its output."""
         with self._started(question, picture) as process:
             printed, _ = process.communicate(timeout=RUN_S)
         self.has_begun = True
@@ -81,12 +81,12 @@ class AgentHome:
     def interrupt(
         self, question: str, is_answered: Callable[[], bool], by: signal.Signals = signal.SIGINT
     ) -> None:
-        """Ask, and stop it in the middle of the answer, as Control-C does."""
+        """Ask, and stop the process in the middle of the answer, as Control-C does."""
         with self._started(question, None) as process:
             end_s = time.monotonic() + RUN_S
             while not is_answered():
                 assert process.poll() is None, process.communicate()[0].decode()[-2_000:]
-                assert time.monotonic() < end_s, "it asked nothing"
+                assert time.monotonic() < end_s, "no request reached the fabric"
                 time.sleep(0.05)
             os.killpg(process.pid, by)
             process.communicate(timeout=RUN_S)

@@ -1,4 +1,4 @@
-"""Sessions of coding agents and chats: what the scripted model does, and what each turn reuses."""
+"""Sessions of coding agents and chats: the scripted model's answers, and each turn's reuse."""
 
 import json
 import re
@@ -33,12 +33,12 @@ PARTIAL_TOKENS = 512  # of a prefix shared with another agent: it has whole bloc
 
 
 def session_answer(request: GenerateRequest) -> ScriptedAnswer:
-    """Read the picture, search, or do what the other clients' questions ask for."""
+    """Read the picture, search, or answer as for the other clients."""
     messages = request.messages or ()
     last_user = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
     question = "".join(messages[last_user].texts) if messages else ""
     if FIRST in question and ENDLESS in question:
-        return ScriptedAnswer(GREETING, "It quotes the conversation.")  # to have it summarized
+        return ScriptedAnswer(GREETING, "It quotes the conversation.")  # of a request for a summary
     if not any(message.role is MessageRole.TOOL for message in messages[last_user:]):
         tools = {tool["function"]["name"]: tool["function"] for tool in request.tools or ()}
         picture = re.search(rf"{LOOK} (/\S+\.png)", question)
@@ -67,7 +67,7 @@ def screenshot() -> bytes:
 
 
 def paste(number: int) -> str:
-    """Return a question behind a long text, another one for each number."""
+    """Return a question after a long text, different for each number."""
     lamps = (
         f"Lamp {lamp} of pier {number} shines {lamp * 7919 % 997} times." for lamp in range(LAMPS)
     )
@@ -76,13 +76,13 @@ def paste(number: int) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """Request of a session's phase: what it reused, and what it could have reused."""
+    """Request of a session's phase: its reused tokens, and those that it could have reused."""
 
     phase: str
     prompt_tokens: int
     cached_tokens: int
-    common_tokens: int  # with an earlier prompt and its answer
-    is_main: bool  # not a title, a search or another errand of the program
+    common_tokens: int  # common with an earlier prompt and its answer
+    is_main: bool  # not a title, a search or another auxiliary request of the program
 
     @property
     def warm(self) -> float:
@@ -90,7 +90,7 @@ class Figure:
 
     @property
     def lost_tokens(self) -> int:
-        """Tokens that were there and were computed again."""
+        """Cached tokens that were computed again."""
         return max(0, self.common_tokens - self.cached_tokens)
 
     def __str__(self) -> str:
@@ -103,10 +103,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the router read and did."""
+    """Requests and truncations in the router."""
 
-    bodies: list[dict[str, Any]] = field(default_factory=list)  # of all requests, as sent
-    dropped: list[int] = field(default_factory=list)  # messages, of each prompt that was too long
+    bodies: list[dict[str, Any]] = field(default_factory=list)  # bodies of all requests, as sent
+    dropped: list[int] = field(default_factory=list)  # messages, per truncated prompt
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Session:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[list[ScriptedTurn]]:
-        """Note the requests of a block of code; the list has them afterwards."""
+        """Record the requests of a block of code; the list is filled at its end."""
         seen: list[ScriptedTurn] = []
         since = len(self.on.model.turns)
         yield seen
@@ -138,12 +138,12 @@ class Session:
             self._contexts.append(np.array([*turn.prompt_ids, *turn.sequence.answer_ids]))
 
     def offered(self, kind: str) -> bool:
-        """Say whether a request had a hosted tool of this kind."""
+        """Return whether a request had a hosted tool of this kind."""
         lists = [body.get("tools") or () for body in self.seen.bodies]
         return any(str(tool.get("type")).startswith(kind) for tools in lists for tool in tools)
 
     def showed_picture(self) -> bool:
-        """Say whether a request had a picture in it, in any dialect."""
+        """Return whether a request had a picture, in any dialect."""
         return any(PICTURE.search(json.dumps(body)) for body in self.seen.bodies)
 
 
@@ -159,11 +159,11 @@ def _common(ids: np.ndarray, context: np.ndarray) -> int:
 
 @contextmanager
 def session_fabric(folder: Path) -> Iterator[tuple[Obeying, Seen]]:
-    """Serve the scripted model with a small context, and note what the router reads and does."""
+    """Serve the scripted model with a small context, and record bodies and truncations."""
     seen = Seen()
     read, apply = json_body._object, Truncation.apply
 
-    def noted(texts: list[str]) -> dict[str, Any]:
+    def read_and_record(texts: list[str]) -> dict[str, Any]:
         body = read(texts)
         seen.bodies.append(body)
         return body
@@ -175,7 +175,7 @@ def session_fabric(folder: Path) -> Iterator[tuple[Obeying, Seen]]:
         return prompt, outcome
 
     with (
-        mock.patch.object(json_body, "_object", noted),
+        mock.patch.object(json_body, "_object", read_and_record),
         mock.patch.object(Truncation, "apply", applied),
         obeying(
             folder,

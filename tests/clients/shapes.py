@@ -1,4 +1,4 @@
-"""Families for SDK tests, each with its own thoughts, calls and endings."""
+"""Model families for SDK tests, each with its own syntax of thoughts, calls and ends."""
 
 import json
 

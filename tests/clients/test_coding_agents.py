@@ -1,7 +1,7 @@
-"""Coding agents as people run them, headless, started by `macfabric launch` on a real fabric.
+"""Headless coding agents, started by `macfabric launch` on a real fabric.
 
 They come from npm's registry (half a gigabyte), so this runs in `make test-all` only, and is
-skipped where they cannot be had.
+skipped if the registry is unreachable.
 """
 
 import signal

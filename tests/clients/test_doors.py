@@ -1,4 +1,4 @@
-"""By which names, and from which web pages, OpenAI's SDKs get in."""
+"""Host names and web origins from which OpenAI's SDKs are accepted."""
 
 import sys
 

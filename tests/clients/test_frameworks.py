@@ -1,4 +1,4 @@
-"""SDKs and agent frameworks, each as it is installed from its registry, against one fabric."""
+"""SDKs and agent frameworks, installed from their registries, against one fabric."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ USUAL = frozenset({"plain", "streamed", "tool", "structured", "error", "cancel",
 
 @dataclass(frozen=True)
 class Program:
-    """A client, the program that uses it, and what that cannot show because the client has none."""
+    """A client, the program that uses it, and the features that the client lacks."""
 
     group: str
     file: str
@@ -75,6 +75,6 @@ def _command(program: Program) -> tuple[list[str], dict[str, str]]:
     if program.file.endswith(".py"):
         return [str(python_of(program.group)), str(HERE / "python" / program.file)], {}
     folder = npm_folder(program.group)
-    node = folder / "node_modules" / ".bin" / "node"  # of the version that the packages want
+    node = folder / "node_modules" / ".bin" / "node"  # of the version that the packages require
     script = str(HERE / "javascript" / program.file)
     return [str(node), script], {"CLIENT_FOLDER": str(folder), **program.environment}

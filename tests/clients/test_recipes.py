@@ -1,4 +1,4 @@
-"""The recipes of docs/frameworks.md, as they stand there: a later process finds each agent warm."""
+"""The recipes of docs/frameworks.md, run unchanged: a later process finds each agent warm."""
 
 import re
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ PRINTED_ANSWER = re.compile(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A framework's recipe; whether what an agent is sent only grows, and how that ends."""
+    """A framework's recipe; whether its agents' prompts only grow, and their end."""
 
     group: str
     name: str
     grows: bool = True
-    cue: str = ""  # the end of each prompt, where that is not the question
+    cue: str = ""  # the end of each prompt, if it is not the question
 
     @property
     def file(self):
@@ -53,7 +53,7 @@ RECIPES = [
 
 @dataclass(frozen=True)
 class AgentAnswer:
-    """What a recipe tells of one agent."""
+    """A recipe's report of one agent."""
 
     text: str
     cached_tokens: int
@@ -62,14 +62,14 @@ class AgentAnswer:
 
 @dataclass(frozen=True)
 class Crew:
-    """One user's copy of a recipe, and his crew on the fabric."""
+    """One user's copy of a recipe, with its crew on the fabric."""
 
     fabric: object
     recipe: Recipe
     folder: Path
 
     def run(self, question):
-        """Run the recipe as a process of its own; return what each agent said."""
+        """Run the recipe in its own process; return each agent's answer."""
         document = self.folder / "document.txt"
         facts = [f"The harbour of {self.recipe}.", *LAMPS]
         facts += [f"{self.recipe.cue} {CUED}."] if self.recipe.cue else []
@@ -85,7 +85,7 @@ class Crew:
         return found
 
     def run_right(self, question):
-        """Run it, and see that its answers are right, and told as by the fabric."""
+        """Run the recipe, and check its answers, and its reported tokens against the fabric's."""
         spoken = self.run(question)
         for name, answer in spoken.items():
             assert (CUED if self.recipe.cue else QUESTIONS[question]) in answer.text
@@ -95,7 +95,7 @@ class Crew:
         return spoken
 
     def run_warm(self, question):
-        """Run it, and see that no agent computes again what it had."""
+        """Run the recipe, and check that no agent recomputes its cache."""
         tokens_before = {name: self.agent(name)["tokens"] for name in ("author", "critic")}
         for name, answer in self.run_right(question).items():
             assert answer.cached_tokens > WARM_MIN * answer.prompt_tokens
@@ -103,7 +103,7 @@ class Crew:
                 assert answer.cached_tokens == tokens_before[name]
 
     def agent(self, name):
-        """Return what the fabric knows of one of the crew."""
+        """Return the fabric's row of one agent of the crew."""
         response = self.fabric.http.get(f"/v1/agents/{self.recipe}.{name}")
         assert response.status_code == 200, response.text
         return response.json()
@@ -124,17 +124,17 @@ def fabric(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_crew_agents_remember_across_processes_and_nodes(fabric, tmp_path, recipe):
-    crew, known = Crew(fabric, recipe, tmp_path), agents_of(fabric)
+    crew, earlier_agents = Crew(fabric, recipe, tmp_path), agents_of(fabric)
     first, second, third = QUESTIONS
     crew.run_right(first)
-    assert agents_of(fabric) - known == {f"{recipe}.author", f"{recipe}.critic"}
+    assert agents_of(fabric) - earlier_agents == {f"{recipe}.author", f"{recipe}.critic"}
     crew.run_warm(second)
     author = crew.agent("author")
     to = {"left": "right", "right": "left"}[author["owner"]]
     fabric.migrate(author["id"], to)
     crew.run_warm(third)
     assert crew.agent("author")["owner"] == to
-    assert agents_of(fabric) - known == {f"{recipe}.author", f"{recipe}.critic"}
+    assert agents_of(fabric) - earlier_agents == {f"{recipe}.author", f"{recipe}.critic"}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)

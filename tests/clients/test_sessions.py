@@ -1,7 +1,7 @@
 """Sessions of each coding agent and of a chat UI, which continue and stay warm.
 
-In its middle it reads a screenshot, offers a web search, is interrupted, finds the fabric
-restarted, and outgrows the context. The programs come from npm's and Python's registries.
+A session reads a screenshot, offers a web search, is interrupted, continues after a restart of the
+fabric, and outgrows the context. The programs come from npm's and Python's registries.
 """
 
 import pytest
@@ -80,10 +80,10 @@ def test_session_continues_and_stays_warm(session, program, tmp_path):
 
 
 def judge(session, program):
-    """Hold every request of the conversation to what was there, and all but a few to 90 %."""
+    """Check that no request recomputes cached tokens, and that all but a few reuse 90 %."""
     wrong = []
     for figure in session.figures:
-        new = figure.phase in ("plain", "overflow")  # its first text, and long ones
+        new = figure.phase in ("plain", "overflow")  # the first text and the long ones
         if figure.is_main and figure.lost_tokens > lost_max(figure):
             wrong.append(f"computed again: {figure}")
         if not figure.is_main or new or figure.phase in program.rewrites:

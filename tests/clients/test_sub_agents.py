@@ -18,13 +18,13 @@ TASK = "Greet the reader of this."
 DELEGATORS = ("Agent", "Task", "task", "agent", "spawn_agent")
 TIMES = 4
 CONTEXT_TOKENS = 81_920
-DELEGATING = ("claude-code", "opencode")  # Qwen Code too, but names no session for its errands
+DELEGATING = ("claude-code", "opencode")  # Qwen Code, too, but its side requests have no session
 PROGRAMS = [agent for agent in CODING_AGENTS if agent.group in DELEGATING]
-NAMED = ("claude-code",)  # whose sub-agents have names of their own
+NAMED = ("claude-code",)  # the agents whose sub-agents have their own names
 
 
 def delegating(request: GenerateRequest) -> ScriptedAnswer:
-    """Let sub-agents say hello, one after the other, and answer everything else as usual."""
+    """Delegate greetings to sub-agents, one after the other; answer everything else as usual."""
     messages = request.messages or ()
     last_user = max((i for i, m in enumerate(messages) if m.role is MessageRole.USER), default=0)
     question = "".join(messages[last_user].texts) if messages else ""
@@ -45,14 +45,14 @@ def delegating(request: GenerateRequest) -> ScriptedAnswer:
 
 @pytest.fixture
 def hints(monkeypatch):
-    """The sessions and sub-agents of all turns that the router takes."""
+    """Collect the sessions and sub-agents of all turns at the router."""
     found, session_of = [], turn_route.session_of
 
-    def noted(headers):
+    def record_and_return(headers):
         found.append((session_of(headers), sub_agent_of(headers)))
         return found[-1][0]
 
-    monkeypatch.setattr(turn_route, "session_of", noted)
+    monkeypatch.setattr(turn_route, "session_of", record_and_return)
     return found
 
 
@@ -71,7 +71,7 @@ def right_guesses(on: Obeying) -> float:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 def test_parent_is_loaded_while_its_sub_agents_answer(on, hints, program, tmp_path):
-    """Once it came back after two of them; what is loaded is a guess that came true."""
+    """The parent is guessed after it returned from two sub-agents; right guesses are counted."""
     before, first = right_guesses(on), len(on.model.turns)
     with program.home(on.fabric.url, tmp_path) as home:
         assert GREETING in home.ask(DELEGATE)
@@ -80,6 +80,6 @@ def test_parent_is_loaded_while_its_sub_agents_answer(on, hints, program, tmp_pa
     print(f"{program}: {len(turns)} turns, identities {agents}, {right_guesses(on) - before} right")
 
     assert right_guesses(on) - before >= TIMES - 2
-    assert len({session for session, _ in hints}) == 1, "of the parent and all sub-agents"
+    assert len({session for session, _ in hints}) == 1, "parent and sub-agents must share a session"
     if program.group in NAMED:
         assert len({name for _, name in hints} - {None}) == TIMES

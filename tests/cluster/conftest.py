@@ -17,7 +17,7 @@ START_TIMEOUT_S = 180.0
 
 
 def start_ray(folder: Path, names=NAMES) -> tuple[Keeper, LocalRay]:
-    """Start a cluster and wait for all of its nodes."""
+    """Start a cluster and wait for all its nodes."""
     make_keys(folder)
     keeper = Keeper(folder / "keeper.log")
     ray = LocalRay(folder, names, keeper)
@@ -36,7 +36,7 @@ def start_ray(folder: Path, names=NAMES) -> tuple[Keeper, LocalRay]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Three Ray nodes, shared by the tests of a file."""
+    """Start three Ray nodes, shared by the tests of a file."""
     folder = tmp_path_factory.mktemp("ray")
     keeper, ray = start_ray(folder)
     yield keeper, ray, folder

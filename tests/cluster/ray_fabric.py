@@ -23,7 +23,7 @@ from router.cli.data_folder import KEPT_TEMPORARIES
 from router.supervise.processes import ProcessId, descendants, identify, is_alive, wait_gone
 
 ROOT = Path(__file__).resolve().parents[2]
-ANSWER_S = 60.0  # how long an agent is asked again before a test gives it up
+ANSWER_S = 60.0  # how long a turn is retried before the test fails
 SETTLE_S = 60.0
 PAUSE_S = 0.1
 
@@ -59,7 +59,7 @@ class RayFabric:
         self.await_start()
 
     def launch(self) -> None:
-        """Run `macfabric up` on the folder; it must not run."""
+        """Run `macfabric up` on the folder; it must not be running."""
         environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(self._home)}
         environment |= self._environment
         count = str(self._nodes_count)
@@ -75,7 +75,7 @@ class RayFabric:
             )
 
     def await_start(self) -> None:
-        """Wait until `macfabric up` says that all nodes serve."""
+        """Wait until `macfabric up` reports that all nodes serve."""
         line = self.popen.stdout.readline()
         assert line, self.log.read_text()
         self.ready = json.loads(line)
@@ -91,7 +91,7 @@ class RayFabric:
         return raw.decode() if path == "/metrics" else json.loads(raw)
 
     def _headers(self) -> dict[str, str]:
-        """Speak as the operator, by the key that `up` wrote into its folder."""
+        """Return the operator's headers, with the key that `up` wrote into its folder."""
         return {OPERATOR_HEADER: (self.data / "operator.key").read_text()}
 
     def send(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0):
@@ -106,7 +106,7 @@ class RayFabric:
             return error.code, json.loads(error.read())
 
     def post_chat(self, agent: Agent, text: str, max_tokens: int = 16, timeout_s: float = 60.0):
-        """Ask once; note the answer in the agent's history only if all of it came."""
+        """Take one turn; add the answer to the agent's history only if it is complete."""
         messages = [*agent.history, {"role": "user", "content": text}]
         body = {"model": "recall", "messages": messages, "max_tokens": max_tokens}
         request = urllib.request.Request(
@@ -123,12 +123,12 @@ class RayFabric:
         return answer, cached
 
     def send_ignoring_errors(self, *words):
-        """Send one request whose fate does not matter."""
+        """Send one request, and ignore its outcome."""
         with contextlib.suppress(OSError, ValueError):
             self.send(*words)
 
     def ask(self, agent: str, body: dict, timeout_s: float = 90.0):
-        """Ask an agent; return status and JSON, whatever they are."""
+        """Take a turn of an agent; return any status and JSON."""
         headers = {"content-type": "application/json", "x-agent-id": agent}
         raw = json.dumps(body).encode()
         request = urllib.request.Request(self.url + "/v1/chat/completions", raw, headers)
@@ -139,7 +139,7 @@ class RayFabric:
             return error.code, json.loads(error.read())
 
     def active(self, node: str) -> int:
-        """Count the turns that a node works on."""
+        """Return the number of a node's active turns."""
         return {row["name"]: row for row in self.get("/v1/nodes")["data"]}[node]["active"]
 
     def metric(self, name: str) -> float:
@@ -148,7 +148,7 @@ class RayFabric:
         return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def add_agent(self, name: str, secret: str) -> Agent:
-        """Make an agent that knows something."""
+        """Create an agent that knows a secret."""
         agent = Agent(name, secret)
         filler = " ".join(f"The note {i} of {name} is about number {i * 7}." for i in range(30))
         self.post_chat(agent, f"The vault code of {name} is {secret}. {filler}", 2)
@@ -156,7 +156,7 @@ class RayFabric:
         return agent
 
     def await_recall(self, agent: Agent, timeout_s: float = ANSWER_S) -> float:
-        """Ask for the agent's secret until it is answered; return the seconds that took."""
+        """Ask for the agent's secret until it is answered; return the seconds until then."""
         began_s = time.monotonic()
         while True:
             try:
@@ -170,14 +170,14 @@ class RayFabric:
                 return time.monotonic() - began_s
 
     def state_of(self, node: str) -> str:
-        """Say what the router thinks of a node; nothing while the router is away."""
+        """Return a node's state as the router reports it; nothing while the router is down."""
         with contextlib.suppress(OSError, ValueError):
             rows = {row["name"]: row for row in self.get("/v1/nodes")["data"]}
             return rows[node]["state"] if node in rows else "unknown"
         return "no router"
 
     def await_ready(self, *names: str, timeout_s: float = 90.0) -> float:
-        """Wait until the router calls these nodes (default: all) ready; return the seconds."""
+        """Wait until the router reports these nodes (default: all) as ready; return the seconds."""
         began_s = time.monotonic()
         for name in names or self.names:
             while (state := self.state_of(name)) != "ready":
@@ -186,14 +186,14 @@ class RayFabric:
         return time.monotonic() - began_s
 
     def incarnation(self, node: str) -> int:
-        """Say in which of its lives the router last met a node; 0 while the router is away."""
+        """Return a node's incarnation as the router reports it; 0 while the router is down."""
         with contextlib.suppress(OSError, ValueError):
             rows = {row["name"]: row for row in self.get("/v1/nodes")["data"]}
             return rows.get(node, {}).get("incarnation", 0)
         return 0
 
     def await_return(self, node: str, before: int, timeout_s: float = 90.0) -> float:
-        """Wait until a node serves in a later life than `before`; return the seconds."""
+        """Wait until a node serves in a later incarnation than `before`; return the seconds."""
         began_s = time.monotonic()
         while self.incarnation(node) <= before or self.state_of(node) != "ready":
             assert time.monotonic() - began_s < timeout_s, (node, self.log.read_text())
@@ -203,18 +203,18 @@ class RayFabric:
     # --- records -----------------------------------------------------------------------------
 
     def records(self, agent: Agent) -> dict[str, Manifest]:
-        """Read what every node's disk says of an agent, whatever the router believes."""
+        """Read an agent's record from every node's disk, independent of the router."""
         found = {}
         for node in self.names:
             for path in (self.data / "nodes" / node).glob("*/manifests/*.mf"):
-                with contextlib.suppress(FileNotFoundError):  # replaced at this moment
+                with contextlib.suppress(FileNotFoundError):  # being replaced
                     record = decode_manifest(path.read_bytes()[:MANIFEST_BYTES_MAX])
                     if record.agent == agent.name:
                         found[node] = record
         return found
 
     def await_one_owner(self, agent: Agent, timeout_s: float = SETTLE_S) -> Manifest:
-        """Wait until one disk alone says `owned`, at the highest epoch of all; return it."""
+        """Wait until exactly one record is `owned`, with the highest epoch; return it."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             records = self.records(agent)
@@ -223,12 +223,12 @@ class RayFabric:
             sealed = [r for r in records.values() if r.state is OwnerState.SEALED]
             if len(owned) == 1 and not sealed and owned[0].epoch == highest:
                 return owned[0]
-            seen = {node: (r.state.value, r.epoch) for node, r in records.items()}
-            assert time.monotonic() < deadline_s, f"{agent.name}: {seen}"
+            states = {node: (r.state.value, r.epoch) for node, r in records.items()}
+            assert time.monotonic() < deadline_s, f"{agent.name}: {states}"
             time.sleep(PAUSE_S)
 
     def check_all(self) -> None:
-        """Every agent answers with its memory and has one owner, the one that answered last."""
+        """Check that every agent has its memory and one owner, the node that answered last."""
         for agent in self.agents:
             self.await_recall(agent)
             record = self.await_one_owner(agent)
@@ -259,12 +259,12 @@ class RayFabric:
         return self.ray_process("-m router ", "--ray-address")
 
     def head(self) -> ProcessId:
-        """Return the server of Ray's head."""
+        """Return the GCS server of Ray's head."""
         return self.ray_process("gcs/gcs_server")
 
     @contextlib.contextmanager
     def watched(self, agents: list[Agent]) -> Iterator["Watch"]:
-        """Look at the router and ask `agents` all the time, and note what did not go well."""
+        """Poll the router and take turns of `agents` during a block; record all failures."""
         watch = Watch()
         threads = [threading.Thread(target=self._look, args=(watch,))]
         threads += [threading.Thread(target=self._talk, args=(watch, a)) for a in agents]
@@ -304,7 +304,7 @@ class RayFabric:
                 watch.ended.wait(PAUSE_S)
 
     def close(self) -> None:
-        """End the fabric as a user would; nothing of it may be left."""
+        """Stop the fabric as a user would, and check that nothing is left."""
         owned = descendants([self.popen.pid])
         router_log = self.data / "logs" / "router.log"
         self.popen.send_signal(signal.SIGTERM)
@@ -316,25 +316,25 @@ class RayFabric:
             self.popen.stdout.close()
         assert wait_gone(owned, 30.0) == []
         assert self.popen.returncode == 0, self.log.read_text()
-        assert "SIGTERM received" not in router_log.read_text(), "it ended by itself, in order"
+        assert "SIGTERM received" not in router_log.read_text(), "it did not exit by itself"
         assert "Traceback" not in router_log.read_text()
-        left = {path.name for path in (self.data / "tmp").iterdir()}
-        assert left <= KEPT_TEMPORARIES, "nor in the folder for temporary files"
+        temporaries = {path.name for path in (self.data / "tmp").iterdir()}
+        assert temporaries <= KEPT_TEMPORARIES, "temporary files are left"
 
 
 @dataclass
 class Watch:
-    """What was seen of a fabric during a fault."""
+    """Observations of a fabric during a fault."""
 
     ended: threading.Event = field(default_factory=threading.Event)
     turns: int = 0
     failures: list[str] = field(default_factory=list)
-    longest_s: float = 0.0  # of the turns that were answered
-    standstill_s: float = 0.0  # the longest time without an answer of the router itself
+    longest_s: float = 0.0  # the longest answered turn
+    standstill_s: float = 0.0  # the longest time without a reply of the router itself
 
 
 def command(process: ProcessId) -> str:
-    """Return a process's command line; nothing if it is gone."""
+    """Return a process's command line; empty if it has ended."""
     with contextlib.suppress(OSError):
         raw = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         return raw.replace(b"\0", b" ").decode("utf-8", "replace")
@@ -343,5 +343,5 @@ def command(process: ProcessId) -> str:
 
 def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to exactly this process."""
-    assert is_alive(process), "it was gone before"
+    assert is_alive(process), "the process had already ended"
     os.kill(process.pid, number)

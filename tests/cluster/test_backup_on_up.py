@@ -22,7 +22,7 @@ def messages(name: str) -> list[dict[str, str]]:
 
 
 def ask(up: Up, tenant: str, agent: str) -> dict[str, int]:
-    """Take a turn; return how many tokens its prompt has, and how many were reused."""
+    """Take a turn; return the numbers of prompt tokens and of reused tokens."""
     body = {"model": "recall", "max_tokens": 4, "messages": messages(agent)}
     headers = {"authorization": f"Bearer {KEYS[tenant]}", "x-agent-id": agent}
     request = urllib.request.Request(
@@ -60,7 +60,7 @@ def test_agents_of_two_tenants_come_back_warm_on_another_fabric(tmp_path):
         ("bob", "ivan", "saved"),
     }
 
-    # The other fabric knows one of the tenants only.
+    # The other fabric has only one of the tenants.
     with running_up(homes[1], router={"api_keys": {"alice": ALICE}}) as up:
         assert (up.data / "cluster.key").read_text() != (homes[0] / "data/cluster.key").read_text()
         status, report = command(homes[1], up, "restore", backup)

@@ -50,7 +50,7 @@ def test_three_nodes_start_on_a_busy_machine_or_name_the_cause(tmp_path):
             assert len(ready["nodes"]) == 3
         else:
             assert up.wait(60) == 1
-            assert "(empty)" not in output, "the quoted log is not that of the cause"
+            assert "(empty)" not in output, "the quoted log does not show the cause"
             assert ".log:" in output
     finally:
         up.terminate()

@@ -1,4 +1,4 @@
-"""`macfabric serve` knows the number of Macs: no agent is unknown until all have joined."""
+"""`macfabric serve` expects a number of Macs: no agent is unknown until all have joined."""
 
 import json
 import subprocess
@@ -129,7 +129,7 @@ def test_router_expects_nodes_of_the_stored_roster(cli, ray_of_one):
     roster = ray_of_one[1] / "roster.json"
     serve("--expect", "0")
     until_ready(run)
-    # Stored with each heartbeat: at first without the node that is ready by now.
+    # Stored with each heartbeat: at first without the node that became ready.
     wait_until(lambda: roster.exists() and json.loads(roster.read_text())["nodes"])
     end()
     stored = json.loads(roster.read_text())

@@ -1,6 +1,6 @@
-"""Parts of a real fabric die, hang and return: agents answer, with their memory, from one owner.
+"""Parts of a real fabric die, hang and return: agents keep their memory and have one owner.
 
-Seconds are printed and not asserted; what a figure means is in ARCHITECTURE.md.
+Times are printed and not asserted; ARCHITECTURE.md explains them.
 """
 
 import random
@@ -33,13 +33,13 @@ SECRETS = (
 AGENTS_PER_NODE = 2
 FROZEN_S = 20.0
 GONE_S = 20.0
-AWAY_S = 75.0  # Ray gives its head 60
+AWAY_S = 75.0  # Ray waits 60 for its head
 LONG_TOKENS = 3_000
 NEW_AGENTS = 200
 NODE_SHARE_MAX = 0.4  # of all new agents on three equal nodes
-FASTER_PART = 1.25  # of what a node's measured speed is of all speeds
-REJOIN_S = 15.0  # the router asks for its own Ray node now and then
-HANG_S = 30.0  # far beyond what a busy machine takes for one answer
+FASTER_PART = 1.25  # of a node's share of all measured speeds
+REJOIN_S = 15.0  # the router looks up its own Ray node periodically
+HANG_S = 30.0  # much longer than one answer takes on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def fabric(tmp_path_factory):
 
 @pytest.fixture
 def agents_on(fabric):
-    """Return the agents of a node, after making sure that it has some."""
+    """Return the agents of a node, which gets some if it has none."""
     fabric.await_ready()
 
     def agents(node):
@@ -71,7 +71,7 @@ def agents_on(fabric):
             if len(found) >= AGENTS_PER_NODE:
                 return found
             counts = Counter(agent.node for agent in fabric.agents)
-            # From a node with extra agents: the caller may rely on the others.
+            # Take it from a node with surplus agents: the caller may rely on the others.
             extra = next(agent for agent in fabric.agents if counts[agent.node] > AGENTS_PER_NODE)
             fabric.send("POST", f"/v1/agents/{extra.name}/migrate", {"to": node})
             fabric.await_recall(extra)
@@ -98,7 +98,7 @@ def test_new_agents_spread_over_the_nodes(fabric, agents_on):
     rates = {row["name"]: row["prefill_tokens_per_s"] for row in rows}
     for nodes in (together, together + singly):
         for node, count in Counter(nodes).items():
-            # Three nodes that share a busy machine's cores do not measure alike.
+            # Three nodes that share a busy machine's cores measure different speeds.
             part = max(NODE_SHARE_MAX, FASTER_PART * rates[node] / sum(rates.values()))
             assert count <= part * len(nodes)
     for kind, count in (("new", NEW_AGENTS), ("newer", NEW_AGENTS // 4)):
@@ -119,7 +119,7 @@ def test_killed_node_is_replaced_and_agents_keep_their_memory(fabric, agents_on)
         f"\na node killed: answered by {touched.node} after {seconds:.1f} s, back in {back_s:.1f} s"
     )
 
-    assert watch.failures == [], "other agents are unaffected"
+    assert watch.failures == [], "turns of other agents failed"
     assert watch.turns >= 2
     assert untouched.secret in answer
     assert cached > 100, "what was acknowledged is on its disk"
@@ -147,18 +147,18 @@ def test_frozen_node_returns_without_ownership(fabric, agents_on):
     frozen_s = time.monotonic()
     try:
         seconds = fabric.await_recall(agent)
-        taken = (agent.node, agent.epoch)
+        new_owner = (agent.node, agent.epoch)
         time.sleep(max(0.0, FROZEN_S - (time.monotonic() - frozen_s)))
     finally:
         for process in processes:
             kill(process, signal.SIGCONT)
     turn.join(60)
     record = fabric.await_one_owner(agent)
-    print(f"\na node frozen: answered by {taken[0]} after {seconds:.1f} s")
+    print(f"\na node frozen: answered by {new_owner[0]} after {seconds:.1f} s")
 
     assert late[0][0] == 503, "its turn was not acknowledged"
-    assert taken[0] != "node-c"
-    assert (record.owner, record.epoch) == taken
+    assert new_owner[0] != "node-c"
+    assert (record.owner, record.epoch) == new_owner
     assert record.epoch > old_epoch
     assert fabric.records(agent)["node-c"].state is OwnerState.REPLICA
     assert fabric.metric("macfabric_takeovers_total") >= 1
@@ -203,7 +203,7 @@ def test_restarted_router_finds_its_agents(fabric, agents_on):
 
 @pytest.mark.parametrize("is_frozen", sample([False, True], False))
 def test_erasure_right_after_router_restart_succeeds(fabric, agents_on, is_frozen):
-    """A client takes 404 for "is gone": it must not come before the owner could be asked."""
+    """Clients treat 404 as erased: it must not be returned before the owner could be queried."""
     agents_on("node-b")
     name = f"erin-{is_frozen}-canary@example.com"
     agent = fabric.add_agent(name, SECRETS[0])
@@ -260,14 +260,14 @@ def test_node_of_a_killed_raylet_is_replaced(fabric, agents_on):
 
 @pytest.mark.nightly
 def test_nodes_keep_serving_without_ray_head(fabric, agents_on):
-    elsewhere, here = agents_on("node-b")[0], agents_on("node-a")[0]
+    elsewhere, on_head = agents_on("node-b")[0], agents_on("node-a")[0]
     before, process = fabric.incarnation("node-a"), fabric.actor("node-a")
     others = {name: fabric.actor(name) for name in ("node-b", "node-c")}
     with fabric.watched([elsewhere, agents_on("node-c")[0]]) as watch:
         kill(fabric.head())
         began_s = time.monotonic()
         assert wait_gone([process], GONE_S) == [], "the head's own node goes with it"
-        fabric.await_recall(here)
+        fabric.await_recall(on_head)
         here_s = time.monotonic() - began_s
         back_s = fabric.await_return("node-a", before, 180)
         fabric.await_ready()
@@ -286,11 +286,11 @@ def test_nodes_keep_serving_without_ray_head(fabric, agents_on):
 
 @pytest.mark.nightly
 def test_nodes_and_router_outlive_ray_head_that_is_away_for_over_a_minute(fabric, agents_on):
-    """Ray's own patience is a minute, in which a busy machine may not have restarted its head."""
+    """Ray itself waits a minute, in which a busy machine may not have restarted its head."""
     elsewhere = [agents_on("node-b")[0], agents_on("node-c")[0]]
     before, router = fabric.incarnation("node-a"), fabric.router()
     others = {name: fabric.actor(name) for name in ("node-b", "node-c")}
-    fabric.popen.send_signal(signal.SIGSTOP)  # it would restart the head at once
+    fabric.popen.send_signal(signal.SIGSTOP)  # the supervisor would restart the head at once
     try:
         with fabric.watched(elsewhere) as watch:
             kill(fabric.head())
@@ -310,12 +310,12 @@ def test_nodes_and_router_outlive_ray_head_that_is_away_for_over_a_minute(fabric
 
 @pytest.mark.nightly
 def test_router_keeps_serving_while_head_raylet_is_replaced(fabric, agents_on):
-    """Also the router is a client of that raylet, and has to find its successor."""
-    elsewhere, here = [agents_on("node-b")[0], agents_on("node-c")[0]], agents_on("node-a")[0]
+    """The router, too, is a client of that raylet, and must find its successor."""
+    elsewhere, on_head = [agents_on("node-b")[0], agents_on("node-c")[0]], agents_on("node-a")[0]
     before, router = fabric.incarnation("node-a"), fabric.router()
     with fabric.watched(elsewhere) as watch:
         kill(fabric.raylet("node-a"))
-        here_s = fabric.await_recall(here)
+        here_s = fabric.await_recall(on_head)
         back_s = fabric.await_return("node-a", before, 180)
         fabric.await_ready()
         time.sleep(REJOIN_S)

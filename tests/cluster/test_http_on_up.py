@@ -1,6 +1,6 @@
 """The tests of the HTTP API pass against a real `macfabric up`, too.
 
-Otherwise, they run against router and nodes in their own process, without Ray or TLS.
+Otherwise they run against router and nodes in the test's process, without Ray or TLS.
 """
 
 import os

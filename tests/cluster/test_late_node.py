@@ -1,7 +1,7 @@
-"""A real `macfabric up` on stored agents, where one node is late: each owner serves its agents.
+"""A real `macfabric up` on stored agents with one late node: each owner serves its agents.
 
-The clients ask from the moment at which the router can be reached. The late node is stopped while
-it loads (SIGSTOP) and continues when the other node has served for a while.
+Clients send turns as soon as the router can be reached. The late node is stopped while it loads
+(SIGSTOP) and continues when the other node has served for a while.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.nightly]
 START_S = 300.0
 LATE_S = 0.5
 LINES = 450
-# So many prompts of that length take longer to compute than a node takes to load the bundled model.
+# These prompts take longer to compute than a node takes to load the bundled model.
 OTHERS = 4
-TAIL_TOKENS = 8  # of the last answer, which the next prompt may spell in another way
+TAIL_TOKENS = 8  # of the last answer, which the next prompt may tokenize differently
 NAMES = ("mira", "ivan", "nora", "emil", "vera", "otto")
 LATE = "node-b"
 
 
 @dataclass
 class Answer:
-    """Where a first turn after the restart was served, and what it reused."""
+    """Node of a first turn after the restart, and the tokens that it reused."""
 
     node: str
     epoch: int
@@ -47,15 +47,15 @@ def fabric(tmp_path):
 
 
 def add_agents(fabric):
-    """Make agents with long histories until each node has one; return one by node, with its tokens.
+    """Create agents with long histories until each node has one; return them with their tokens.
 
-    They are not moved there: a move leaves a copy behind, which would serve as well as the owner.
+    Agents are not moved: a move leaves a copy, which would serve as well as the owner.
     """
     agents = {}
     for index, name in enumerate(NAMES):
         agent = Agent(name, f"otter{index} lantern quartz")
-        own = " ".join(f"The note {i} of {name} is about number {i * 7}." for i in range(LINES))
-        text = f"The vault code of {name} is {agent.secret}. {own}"
+        notes = " ".join(f"The note {i} of {name} is about number {i * 7}." for i in range(LINES))
+        text = f"The vault code of {name} is {agent.secret}. {notes}"
         fabric.post_chat(agent, text, 2, START_S)
         status, row = fabric.send("GET", f"/v1/agents/{name}")
         assert status == 200, row
@@ -66,7 +66,7 @@ def add_agents(fabric):
 
 
 def await_value(look):
-    """Return what `look` finds, once it finds something."""
+    """Poll `look` until it returns a true value; return that."""
     end_s = time.monotonic() + START_S
     while not (found := look()):
         assert time.monotonic() < end_s
@@ -99,7 +99,7 @@ def is_serving_in_part(fabric):
 
 
 def is_busy(fabric, node):
-    """Return whether a node works on prompts, or has some to work on."""
+    """Return whether a node computes prompts or has some queued."""
     row = {each["name"]: each for each in fabric.get("/v1/nodes")["data"]}[node]
     return row["active"] or row["waiting"] or row["queue_s"]
 
@@ -117,7 +117,7 @@ def ask_until_answered(fabric, owner, agent, answers):
 
 
 def start_asking(fabric, agents):
-    """Let every agent be asked until it is answered; return the threads, and answers by owner."""
+    """Start a turn of every agent, retried until answered; return threads, and answers by owner."""
     answers: dict[str, Answer] = {}
     threads = [
         threading.Thread(target=ask_until_answered, args=(fabric, owner, agent, answers))
@@ -130,7 +130,7 @@ def start_asking(fabric, agents):
 
 @contextlib.contextmanager
 def other_clients(fabric):
-    """Let the nodes that have joined compute long prompts of new conversations without a name."""
+    """Occupy the nodes that have joined with long prompts of new unnamed conversations."""
     with ThreadPoolExecutor(OTHERS) as pool:
         for number in range(OTHERS):
             text = " ".join(f"Line {i} of {number} is {i * number}." for i in range(LINES))
@@ -141,7 +141,7 @@ def other_clients(fabric):
 
 
 def test_router_restarted_with_ray_head_waits_for_owners(fabric):
-    """The head's own node goes with it, and may be later than computing anew would take."""
+    """The head's own node restarts with it, and may take longer than recomputing would."""
     agents = add_agents(fabric)
     before = fabric.incarnation("node-a")
     head, router = fabric.head(), fabric.router()

@@ -1,4 +1,4 @@
-"""Nodes are put on a real Ray cluster, with a stand-in for the service that loads no model."""
+"""Nodes are launched on a real Ray cluster, with a fake service that loads no model."""
 
 import json
 import os
@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 
 
 class Launching:
-    """One `python -m node` process, read event by event."""
+    """A `python -m node` process, read event by event."""
 
     def __init__(self, cluster: tuple[Keeper, LocalRay, Path], name: str, *options: str) -> None:
         self.keeper, ray, folder = cluster
@@ -30,7 +30,7 @@ class Launching:
         self.keeper.start(name, argv, ray.environment, self.log, piped=True)
 
     def next(self) -> dict:
-        """Return the next event of the process, or its exit event."""
+        """Return the next event of the process, or its exit event at the end."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline_s:
             event = self.keeper.next_event(0.5)
@@ -59,7 +59,7 @@ class Launching:
         return next(e for e in self.keeper.end([self.name], 25.0) if e["event"] == "exited")
 
     def notes(self, node: str) -> list[list[str]]:
-        """Return what the stand-in of a node wrote down: what, incarnation, pid."""
+        """Return the entries written by a node's fake service: event, incarnation, pid."""
         text = (self.data / "nodes" / node / "notes").read_text()
         return [line.split() for line in text.splitlines()]
 
@@ -73,7 +73,7 @@ def test_failed_node_start_is_reported(cluster):
     assert "no such model" in event["message"]
     assert launching.next()["status"] == 1
 
-    # The actors stay, detached, and keep saying why; stopping them makes room for the next test.
+    # The detached actors stay and keep the reason; stopping them makes room for the next test.
     cleaning = Launching(cluster, "cleaning", "--watch", "--at-exit", "stop")
     cleaning.until("failed", 3)
     assert cleaning.end()["status"] == 0
@@ -155,7 +155,7 @@ def test_dead_actor_is_recreated_with_growing_delays(cluster):
 
 @pytest.mark.nightly
 def test_nodes_with_changed_settings_are_restarted(cluster):
-    """Ray restarts an actor with what it was first given: new settings need a new actor."""
+    """Ray restarts an actor with its first arguments: new settings need a new actor."""
     first = Launching(cluster, "before", "--model", "loads:0", "--expect", "3")
     before = {event["node"]: event for event in first.until("ready", 3)}
     assert first.next()["status"] == 0

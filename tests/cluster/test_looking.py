@@ -1,4 +1,4 @@
-"""Commands that look at a running `macfabric up`: what they show is what runs."""
+"""Commands that show the state of a running `macfabric up`."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def up(tmp_path_factory):
 
 
 def macfabric(up, *argv, **environment):
-    """Run a command on the fabric's own machine; return what it prints."""
+    """Run a command on the fabric's own machine; return its output."""
     return subprocess.run(
         [sys.executable, "-m", "router.cli.main", *argv], text=True, capture_output=True,
         check=True, timeout=60, cwd=up.data, env=os.environ | environment | {
@@ -47,7 +47,7 @@ def test_top_shows_the_node_and_the_last_turn(up):
     ask = Fabric(up.url, key=ALICE, timeout_s=60.0, trusted=(up.data / "ca.pem",))
     ask.agent("mira").generate("hello", max_tokens=4)
     deadline_s, ram_bytes = time.monotonic() + 30, 0
-    while not ram_bytes and time.monotonic() < deadline_s:  # the router gets it each second
+    while not ram_bytes and time.monotonic() < deadline_s:  # the router receives it every second
         printed = json.loads(macfabric(up, "top", "--once", "--json"))
         (node,), (agent,) = printed["nodes"], printed["agents"]
         ram_bytes = node["ram_bytes"]
@@ -61,7 +61,7 @@ def test_top_shows_the_node_and_the_last_turn(up):
 
 def test_tab_key_completes_the_names_of_nodes(up, tmp_path):
     line, output = "macfabric drain ", tmp_path / "completions"
-    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
-    macfabric(up, **asked, _ARGCOMPLETE_STDOUT_FILENAME=str(output))
+    completion_environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
+    macfabric(up, **completion_environment, _ARGCOMPLETE_STDOUT_FILENAME=str(output))
 
     assert output.read_text().strip() == "node-a"

@@ -26,9 +26,9 @@ from tests.cluster.conftest import NAMES, ROOT, start_ray
 from tests.support.keys import make_keys
 
 KEYS = {"authority.key", "ca.pem", "cluster.key", "member.key", "member.pem"}
-RAYLET_NOTICED_S = 60.0  # of the 600 that Ray waits for what a dead raylet never reports
+RAYLET_NOTICED_S = 60.0  # of the 600 that Ray waits for a dead raylet's report
 LINUX = sys.platform.startswith("linux")
-# Prints the addresses and labels that Ray knows, as a driver of the cluster.
+# Prints the nodes' addresses and labels, as a driver of the cluster.
 DRIVER = """
 import sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
@@ -72,8 +72,8 @@ def test_three_nodes_start_and_stop_without_leftovers(tmp_path):
         assert len({line.split()[0] for line in driver_lines}) == 3
     assert len(owned) >= 10
     assert wait_gone(owned, 5.0) == []
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"keeper.log", "logs"} | KEYS
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == {"keeper.log", "logs"} | KEYS
     assert [path for path in (tmp_path / "logs").rglob("*") if path.stat().st_mode & 0o077] == []
     assert (tmp_path / "keeper.log").read_text() == ""
 
@@ -187,7 +187,7 @@ def test_short_folder_holds_all_files(keeper):
 
 
 class Services:
-    """Ray's module as `ray start` sees it: the raylet registers at the third question."""
+    """Fake of Ray's module for `ray start`: the raylet registers at the third query."""
 
     def __init__(self):
         self.calls_count = 0
@@ -201,7 +201,7 @@ class Services:
 
 
 def exited_process(program):
-    """Start a shell by this name that ends at once; leave it unwaited for."""
+    """Start a shell of this name that exits at once; do not wait for it."""
     child = subprocess.Popen([program, "-c", "exit 0"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     return child
@@ -214,13 +214,13 @@ def test_starting_raylet_is_awaited_but_a_dead_one_is_not(tmp_path):
     ray_processes._wait_longer_for_raylet(dead)
     helper = exited_process("/bin/sh")
 
-    assert slow.get_node("gcs", "id") == ("gcs", "id"), "a helper that ended is no raylet"
+    assert slow.get_node("gcs", "id") == ("gcs", "id"), "a helper that ended was taken for a raylet"
 
     (tmp_path / "raylet").symlink_to("/bin/sh")
     raylet = exited_process(tmp_path / "raylet")
     with pytest.raises(SystemExit, match="raylet ended"):
         dead.get_node("gcs", "id")
-    assert raylet.wait() == helper.wait() == 0, "both are still their owner's to wait for"
+    assert raylet.wait() == helper.wait() == 0, "an exited child was reaped"
 
 
 @pytest.mark.cluster
@@ -256,14 +256,14 @@ def test_ray_starts_on_a_machine_slower_than_its_own_limit(tmp_path, keeper):
 @pytest.mark.slow
 @pytest.mark.skipif(not LINUX, reason="finds Ray's processes in /proc")
 def test_ray_start_ends_soon_after_its_raylet(tmp_path, keeper):
-    """On a busy machine raylets end by themselves: they give their agents 15 seconds."""
+    """On a busy machine raylets exit by themselves: they wait 15 seconds for their agents."""
     make_keys(tmp_path)
     ray = LocalRay(tmp_path, ("node-a",), keeper)
     ray.start()
     kill_raylet(keeper)
     try:
         await_exit(keeper, RAYLET_NOTICED_S)
-        assert "raylet ended" in ray.why_ended(ray.nodes[0])
+        assert "raylet ended" in ray.end_reason(ray.nodes[0])
     finally:
         ray.stop()
 
@@ -284,7 +284,7 @@ def test_ray_start_with_late_agents_ends_with_that_reason(tmp_path, keeper):
                     os.kill(process.pid, signal.SIGSTOP)
                     stopped.add(process.pid)
             event = keeper.next_event(0.1)
-        assert ray.why_ended(ray.nodes[0]) == "its agents took more than 15 s to start"
+        assert ray.end_reason(ray.nodes[0]) == "its agents took more than 15 s to start"
     finally:
         ray.stop()
 
@@ -303,7 +303,7 @@ def test_killed_raylet_of_a_running_node_is_named(tmp_path, keeper):
             keeper.next_event(0.2)
         kill_raylet(keeper)
         await_exit(keeper, 2 * RAYLET_NOTICED_S)
-        assert ray.why_ended(ray.nodes[0]) == "its raylet was killed by SIGKILL"
+        assert ray.end_reason(ray.nodes[0]) == "its raylet was killed by SIGKILL"
     finally:
         ray.stop()
 
@@ -317,7 +317,7 @@ def await_exit(keeper, limit_s):
 
 
 def is_agent(pid):
-    """Say whether a process is one of the agents that a raylet waits for."""
+    """Return whether a process is one of the agents that a raylet waits for."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         return words[1:2] == ["-u"] and words[2].endswith(("/agent.py", "/agent/main.py"))
@@ -332,7 +332,7 @@ def kill_raylet(keeper):
 
 
 def is_raylet(pid):
-    """Say whether a process has become a raylet already."""
+    """Return whether a process is already a raylet."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/exe").resolve().name == "raylet"
     return False

@@ -1,4 +1,4 @@
-"""Ray accepts members of its fabric only: it drops strangers and the packet that crashes it."""
+"""Ray accepts only members of its fabric: it drops strangers and the packet that crashes it."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 START_SYNC = "/ray.rpc.syncer.RaySyncer/StartSync"
 CALL_S = 20.0
 HANG_S = 180.0
-PATIENCE_S = 10  # how long Ray tries, each time of three
+PATIENCE_S = 10  # timeout of each of Ray's three attempts
 PATIENCE = (
     "RAY_gcs_rpc_server_connect_timeout_s",
     "RAY_gcs_rpc_server_reconnect_timeout_s",
@@ -41,7 +41,7 @@ def ray_of_one(tmp_path_factory):
 
 
 def ports_of(keeper, *programs):
-    """List where Ray's own servers listen."""
+    """List the ports of Ray's own servers."""
     processes = [Path(f"/proc/{p.pid}") for p in descendants([keeper.process.pid])]
     chosen = [p for p in processes if (p / "exe").readlink().name in programs]
     return [port for process in chosen for port in listening(process)]
@@ -56,12 +56,12 @@ def listening(process):
     rows = []
     for table in ("tcp", "tcp6"):
         rows += [line.split() for line in (process / "net" / table).read_text().splitlines()[1:]]
-    own = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
-    return sorted({int(row[1].rpartition(":")[2], 16) for row in own})
+    listening_rows = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+    return sorted({int(row[1].rpartition(":")[2], 16) for row in listening_rows})
 
 
 def channels(folder, tmp_path, target):
-    """Yield the ways in which strangers may come, by name."""
+    """Yield channels that strangers may use, by name."""
     authority = (folder / "ca.pem").read_bytes()
     other = make_keys(tmp_path / "other").path
     yield "in the clear", grpc.insecure_channel(target)
@@ -81,7 +81,7 @@ def member(folder, target):
 
 
 def start_sync(channel):
-    """Send the packet without metadata at which Ray 2.60 fails a check; return what comes back."""
+    """Send the packet without metadata that crashes Ray 2.60; return the reply."""
     call = channel.stream_stream(START_SYNC)
     try:
         list(call(iter([b""]), timeout=CALL_S))

@@ -1,4 +1,4 @@
-"""Clients of a real `macfabric up` read every refusal, although they send whole bodies first."""
+"""Clients of a real `macfabric up` can read every refusal, though they send whole bodies first."""
 
 import http.client
 import itertools
@@ -32,7 +32,7 @@ PART = b"a" * MIB
 
 
 class Client:
-    """Sends a whole request before it reads."""
+    """Client that sends a whole request before it reads."""
 
     def __init__(self, up):
         parts = urlsplit(up.url)

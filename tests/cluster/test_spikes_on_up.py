@@ -1,4 +1,4 @@
-"""A real `macfabric up`, where each connection to a node costs a handshake, under many turns."""
+"""Many turns at once on a real `macfabric up`, where connections to nodes need handshakes."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support.up_fabric import running_up
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.nightly]
 NAMES = ("node-a", "node-b")
 TURNS = 400
-ANSWER_TOKENS = 100  # so that no turn ends before the last one has begun
+ANSWER_TOKENS = 100  # long enough that no turn ends before the last one begins
 
 
 def test_request_spike_is_served_or_deferred_without_losing_nodes(tmp_path):

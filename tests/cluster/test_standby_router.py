@@ -1,7 +1,7 @@
-"""Two routers on a real Ray cluster, set up as docs/standby.md says: one takes over from the other.
+"""Two routers on a real Ray cluster, set up as in docs/standby.md: one takes over from the other.
 
-Lost are the active router's process, and the whole Mac with Ray's head: its supervisor, router,
-node and Ray. Seconds are printed and not asserted, as many processes share this machine.
+First the active router's process is lost, then the whole Mac with Ray's head: its supervisor,
+router, node and Ray. Times are printed and not asserted, as many processes share this machine.
 """
 
 import json
@@ -35,7 +35,7 @@ STORY = "the cat sat on the mat and looked at the dog " * 40
 
 
 class Command:
-    """A running `macfabric` command whose router's URL is known."""
+    """A running `macfabric` command and the URL of its router."""
 
     def __init__(self, ray, log, *words):
         self._log = log.open("w")
@@ -51,7 +51,7 @@ class Command:
         self.url = json.loads(line)["url"]
 
     def router(self):
-        """Return its router's process."""
+        """Return the process of its router."""
         found = [p for p in self.processes() if "router --data-dir" in command(p)]
         return found[-1]
 
@@ -59,7 +59,7 @@ class Command:
         return descendants([self._popen.pid])
 
     def kill(self):
-        """End it and all that it started, at once."""
+        """Kill the command and all processes that it started."""
         owned = self.processes()
         self._popen.kill()
         for process in owned:
@@ -119,11 +119,11 @@ class Fabric:
         return started
 
     def kill_the_heads_mac(self):
-        """End all of the first Mac, as a power cut does."""
+        """Kill all processes of the first Mac, as a power cut does."""
         self.first.kill()
-        own = f"--temp-dir={self.ray.nodes[0].temp_dir} "
+        option = f"--temp-dir={self.ray.nodes[0].temp_dir} "
         tree = descendants([self.keeper.process.pid])
-        roots = [process for process in tree if own in command(process)]
+        roots = [process for process in tree if option in command(process)]
         lost = {*roots, *descendants([root.pid for root in roots])}
         assert any("gcs_server" in command(process) for process in lost)
         for process in lost:
@@ -158,7 +158,7 @@ def is_ready(running):
 
 
 def ask(running, agent, text):
-    """Ask an agent until it answers; return its headers, and how long that took."""
+    """Repeat a turn until it is answered; return its headers and the seconds until then."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
     began_s = time.monotonic()
     while True:
@@ -196,7 +196,7 @@ def test_each_router_takes_over_from_the_other(fabric):
     def check_kept(running, name, node):
         headers, seconds = ask(running, name, STORY)
         assert owner_of(headers) == node
-        assert int(headers["x-macfabric-cached-tokens"]) > 0, "its memory is there"
+        assert int(headers["x-macfabric-cached-tokens"]) > 0, "the agent lost its memory"
         return seconds
 
     os.kill(first.router().pid, signal.SIGKILL)
@@ -223,7 +223,7 @@ def test_each_router_takes_over_from_the_other(fabric):
     print(f"its own agent answered on {owner_of(headers)} after {seconds:.1f} s")
     assert owner_of(headers) in NAMES[1:]
     assert roles(second) == ["active"]
-    assert terms == sorted(set(terms)), "each takeover has a later term"
+    assert terms == sorted(set(terms)), "a takeover did not begin a later term"
 
 
 def lives(fabric):

@@ -1,4 +1,4 @@
-"""`macfabric up` with a real node and router: it serves, remembers, and leaves nothing."""
+"""`macfabric up` with a real node and router: it serves, keeps caches, and leaves no process."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.support.tiny_models import LLAMA, write_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SLEEP = "import time; time.sleep(60)"
-PROXY = "http://127.0.0.1:9"  # where nothing listens; no process of a fabric may ask it
+PROXY = "http://127.0.0.1:9"  # no server listens there; no process of a fabric may use this proxy
 PROXIES = {
     spelled: PROXY
     for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
@@ -27,7 +27,7 @@ PROXIES = {
 
 
 class Up:
-    """One `macfabric up` and what it started."""
+    """A `macfabric up` and its processes."""
 
     def __init__(self, data: Path, model: Path, home: Path) -> None:
         self.folder = DataFolder(data)
@@ -142,7 +142,7 @@ def test_fabric_serves_keeps_caches_and_stops_without_leftovers(up, tmp_path):
         == "disk"
     )
 
-    # A crash: the process that runs the fabric is killed.
+    # A crash: the supervisor is killed.
     again.popen.send_signal(signal.SIGKILL)
 
     assert wait_gone(again.owned, 30.0) == []
@@ -180,14 +180,14 @@ def await_output(read_output, expected: str) -> str:
 
 
 def test_down_stops_processes_left_by_a_crash(tmp_path):
-    """Also where even the keeper was killed; processes that reuse a recorded pid keep running."""
+    """This includes a killed keeper; processes that reuse a recorded pid keep running."""
     folder = DataFolder(tmp_path)
     folder.create()
-    left = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
+    orphan = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
     stranger = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
     try:
-        noted = {"router": identify(left.pid), "nodes": ProcessId(stranger.pid, "long ago")}
-        folder.write_run(ProcessId(2**22 + 1, "never"), noted)
+        recorded = {"router": identify(orphan.pid), "nodes": ProcessId(stranger.pid, "long ago")}
+        folder.write_run(ProcessId(2**22 + 1, "never"), recorded)
         began_s = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "router.cli.main", "down", "--data", str(tmp_path), "--json"],
@@ -198,10 +198,10 @@ def test_down_stops_processes_left_by_a_crash(tmp_path):
         )
 
         assert json.loads(done.stdout) == {"was": "crashed", "ended": 1, "data": str(tmp_path)}
-        assert left.wait(60) == -signal.SIGTERM
+        assert orphan.wait(60) == -signal.SIGTERM
         assert stranger.poll() is None
         assert time.monotonic() - began_s < 25
     finally:
-        for popen in (left, stranger):
+        for popen in (orphan, stranger):
             popen.kill()
             popen.wait()

@@ -1,7 +1,7 @@
 """A rolling upgrade of a real `macfabric up` with three nodes, under load: no turn is lost.
 
-Agents keep on taking turns, half of them streamed, while every node's process and the router's
-restart. Each turn must succeed, and each but an agent's first must find its memory.
+Agents take turns, half of them streamed, while every node's process and the router's restart.
+Each turn must succeed, and each except an agent's first must reuse its cache.
 """
 
 import json
@@ -22,7 +22,7 @@ from tests.support.up_fabric import running_up
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.nightly]
 NAMES = ("node-a", "node-b", "node-c")
 AGENTS = 6
-TURN_S = 300.0  # bounds what hangs
+TURN_S = 300.0  # limit for hangs
 UPGRADE_S = 1_500.0
 STORY = "the cat sat on the mat and looked at the dog " * 30
 TOKENS = 120
@@ -36,11 +36,11 @@ class Talker:
     name: str
     streams: bool
     turns: int = 0
-    lost: list = field(default_factory=list)  # turns that failed, or found no memory
+    lost: list = field(default_factory=list)  # turns that failed, or reused no cache
 
     def __post_init__(self):
         self.messages = [{"role": "user", "content": f"{self.name}: {STORY}"}]
-        # Every error is a failure here, so the client repeats nothing that the fabric answered.
+        # Every error is a failure here, so the client does not retry refused requests.
         self.client = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=ALICE, max_retries=0, timeout=TURN_S
         )
@@ -132,6 +132,6 @@ def test_rolling_upgrade_under_load_loses_no_turn_and_no_memory(tmp_path):
 
     assert [each.lost for each in talkers] == [[]] * AGENTS
     assert [row["result"] for row in results] == ["upgraded"] * 4
-    assert all(after[name] != before[name] for name in before), "every process restarted"
+    assert all(after[name] != before[name] for name in before), "a process did not restart"
     assert set(states.values()) == {"ready"}
-    assert all(each.turns > 3 for each in talkers), "turns were taken all the time"
+    assert all(each.turns > 3 for each in talkers), "turns paused"

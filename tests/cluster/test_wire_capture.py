@@ -29,7 +29,7 @@ pytestmark = [
 ]
 KEY = "one-key-for-the-whole-family"
 OPERATOR = "the-key-of-the-operator-of-it"
-# Other tests use this machine's loopback at the same time: nothing of theirs looks like this.
+# Unlike anything that other tests send on this machine's loopback at the same time.
 LETTERS = "aeiloprstuvwz"
 NAME, CODE, *OTHERS = ("".join(secrets.choice(LETTERS) for _ in range(12)) for _ in range(80))
 FILLER = " ".join(f"The friend of {a} is {b}." for a, b in pairwise(OTHERS))
@@ -37,7 +37,7 @@ TIMEOUT_S = 120.0
 
 
 class Fabric:
-    """`macfabric up` with three nodes and HTTPS, asked by a client that trusts its authority."""
+    """`macfabric up` with three nodes and HTTPS, and a client that trusts its authority."""
 
     def __init__(self, folder):
         self.data = folder / "data"
@@ -73,7 +73,7 @@ class Fabric:
             return json.loads(response.read()), response.headers
 
     def ask(self):
-        """Ask until there is an answer; return the node that gave it."""
+        """Repeat a turn until it is answered; return the answering node."""
         text = f"{FILLER} The vault code of {NAME} is {CODE}."
         messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Noted."}]
         messages.append({"role": "user", "content": f"The vault code of {NAME} is"})
@@ -82,7 +82,7 @@ class Fabric:
         while True:
             try:
                 response, headers = self.send("/v1/chat/completions", body)
-            except OSError:  # the node is being given up
+            except OSError:  # the node's lease is expiring
                 assert time.monotonic() < deadline_s, self.log.read_text()
                 time.sleep(0.2)
             else:
@@ -93,7 +93,7 @@ class Fabric:
         return {row["name"]: row for row in self.send("/v1/nodes")[0]["data"]}
 
     def secrets(self):
-        """Return every secret by name, in each encoding that could appear on the wire."""
+        """Return every secret by name, in each encoding in which it could appear on the wire."""
         block = max((self.data / "nodes").rglob("*.full"), key=lambda p: p.stat().st_size)
         keys = keys_of(
             (self.data / CLUSTER_KEY).read_text(),
@@ -121,7 +121,7 @@ class Fabric:
 
 
 def plant(text):
-    """Send something in the clear over loopback."""
+    """Send text in the clear over loopback."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as client,
@@ -156,7 +156,7 @@ def test_traffic_of_a_running_fabric_reveals_no_secret(tmp_path):
 
     assert capture.lost == 0
     assert capture.packets > 1000
-    # What was planted is found, so what was not found was not there.
+    # The planted text is found, so a secret that is not found was not sent.
     assert {what: len(capture.find(text)) for what, text in planted.items()} == dict.fromkeys(
         planted, 1
     )

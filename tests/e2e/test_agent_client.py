@@ -1,4 +1,4 @@
-"""The Python client, and the verbs that it calls, on a real fabric."""
+"""The Python client and its verbs on a real fabric."""
 
 import json
 
@@ -129,7 +129,7 @@ def test_hibernation_file_keeps_agent_settings(running, fabric, tmp_path, capsys
 
 
 def test_private_memory_is_visible_to_its_agent_only(running, fabric):
-    """Neither a fork nor a conversation with the same prefix gets a block of it."""
+    """Neither a fork nor a conversation with the same prefix reuses its blocks."""
     lone = Fabric(running.url, KEYS["two"])
     agent = start_agent(lone, "private")
     assert agent.share("agent")["share"] == "agent"
@@ -137,17 +137,17 @@ def test_private_memory_is_visible_to_its_agent_only(running, fabric):
         agent.fork("private-2")
     assert caught.value.code == "not_shared"
     node = running.services[agent.show()["owner"]].node
-    own = node.resources.table.get((TenantId("two"), AgentId("private")))
+    private_agent = node.resources.table.get((TenantId("two"), AgentId("private")))
     stranger = node.resources.table.unlisted(TenantId("two"), AgentId("stranger"), None, 1)
-    ids = own.manifest.token_ids
+    ids = private_agent.manifest.token_ids
 
     def lent(agent):
         shared = node.resources.store.shared_prefix(TenantId("two"), ids).blocks
-        return node.resources.table.lent(agent, shared, ())
+        return node.resources.table.count_usable(agent, shared, ())
 
-    assert not node.resources.table.has_private(own)
+    assert not node.resources.table.has_private(private_agent)
     assert node.resources.table.has_private(stranger)
-    assert lent(own) > 1
+    assert lent(private_agent) > 1
     assert lent(stranger) == 0
     agent.share("tenant")
     assert lent(stranger) > 1

@@ -42,13 +42,13 @@ def client(fabric: LocalFabric) -> Iterator[anthropic.Anthropic]:
 
 
 def body(*contents: str, **more):
-    """Alternate user and assistant."""
+    """Build a body with alternating user and assistant messages."""
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
     return {
         "model": "recall",
         "max_tokens": 32,
-        "extra_body": {"temperature": 0},  # the SDK of today has no name for it
+        "extra_body": {"temperature": 0},  # the present SDK has no constant for it
         "system": "You remember what you are told. " * 20,
         "messages": messages,
         **more,
@@ -124,7 +124,7 @@ def test_counted_tokens_equal_used_tokens(client):
     longer = client.messages.count_tokens(
         model="recall", messages=[{"role": "user", "content": "wild geese " * 20_000}]
     )
-    assert longer.input_tokens > 20_000, "also beyond the context"
+    assert longer.input_tokens > 20_000, "prompts beyond the context must be counted, too"
 
 
 def test_prompt_beyond_context_is_rejected(client):
@@ -137,14 +137,14 @@ def test_disconnect_mid_stream_stops_answer_and_keeps_prompt_cached(fabric, clie
     with client.messages.stream(**request_body) as stream:
         for _ in stream.text_stream:
             break
-    call(fabric.services["only"], Flush(), Done)  # which waits for turns that run
+    call(fabric.services["only"], Flush(), Done)  # waits for running turns
     again = client.messages.create(**request_body)
 
     assert again.usage.cache_read_input_tokens > 100
 
 
 def test_first_request_of_coding_agent_is_accepted(client):
-    """Its first request: a billing line, a late system message, betas, breakpoints everywhere."""
+    """It has a billing line, a late system message, betas, and breakpoints everywhere."""
     marked = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     billing = "x-anthropic-billing-header: cc_version={}; cc_entrypoint=cli; cch=00000;"
 
@@ -185,7 +185,7 @@ def test_first_request_of_coding_agent_is_accepted(client):
     raw = client.beta.messages.with_raw_response.create(**body_for("2.1.198"))
     usage = raw.parse().usage
 
-    assert usage.cache_read_input_tokens > 500, "another session, and another version"
+    assert usage.cache_read_input_tokens > 500, "a session or version changed the prefix"
     assert raw.headers["x-macfabric-ignored"] == "x-anthropic-billing-header"
 
 

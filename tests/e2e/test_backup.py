@@ -28,7 +28,7 @@ def fabric(tmp_path_factory):
 
 @pytest.fixture
 def agents(fabric):
-    """Two agents with a team's name and one without, and no others."""
+    """Create two agents with a team's name and one without, and erase all others."""
     for row in fabric.http.get("/v1/agents").json()["data"]:
         fabric.http.delete(f"/v1/agents/{row['id']}")
     for name in ("team-1", "team-2", "solo"):
@@ -38,7 +38,7 @@ def agents(fabric):
 
 @pytest.fixture
 def run(fabric, capsys, monkeypatch, tmp_path):
-    """Run a command against the fabric; return its exit status, output and complaints."""
+    """Run a command against the fabric; return its exit status, output and error output."""
     monkeypatch.delenv("MACFABRIC_API_KEY", raising=False)
     monkeypatch.setenv("MACFABRIC_OPERATOR_KEY", OPERATOR_KEY)
     keys = tmp_path / "keys"
@@ -102,7 +102,7 @@ def test_second_backup_saves_only_what_changed(agents, run, tmp_path):
     assert status == 0
     assert results(report) == {"solo": "saved", "team-1": "saved", "team-2": "kept"}
 
-    # A file that was lost is saved again, and an agent that is gone is kept.
+    # A lost file is saved again, and the file of an agent that no longer exists is kept.
     agents.http.delete("/v1/agents/solo")
     listed = json.loads((folder / "backup.json").read_text())["agents"]
     lost = next(row["file"] for row in listed if row["id"] == "team-2")
@@ -161,7 +161,7 @@ def test_restore_replaces_agents_only_after_confirmation(agents, run, tmp_path, 
         assert (answer[0], "replace those of 2 agents" in answer[2]) == (status, True)
         now = agents.http.get("/v1/agents/team-1").json()["epoch"]
         assert (now == before) == (status == 1)
-    assert run("restore", folder)[0] == 0, "what replaces nothing asks nothing"
+    assert run("restore", folder)[0] == 0, "a restore that replaces no agent must not ask"
 
 
 def test_file_that_changed_in_the_backup_is_not_restored(agents, run, tmp_path):

@@ -1,4 +1,4 @@
-"""Bad input is the client's error, in the API's shape; the agents stay intact."""
+"""Bad input is reported as the client's error, in the API's shape; agents stay intact."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ USER = {"role": "user", "content": "The vault code of Mira is"}
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
-    """Run one node with a short context and one agent that must survive everything."""
+    """Run one node with a short context and one agent that all bad input must leave intact."""
     folder: Path = tmp_path_factory.mktemp("fabric")
     with local_fabric(folder, "recall", "only", context_tokens_max=900) as instance:
         instance.chat(
@@ -26,7 +26,7 @@ def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
 
 
 def body(**changes: Any) -> dict[str, Any]:
-    """Return a good body with some of it replaced."""
+    """Return a valid body with some fields replaced."""
     return {"model": "recall", "messages": [USER], **changes}
 
 
@@ -110,7 +110,7 @@ def test_invalid_request_gets_4xx_with_message(
 def test_logit_bias_accepts_last_token_id_and_rejects_the_next(
     fabric: LocalFabric,
 ) -> None:
-    """The official SDK gets a good answer for the one, and a BadRequestError for the other."""
+    """The official SDK receives an answer for the one, and a BadRequestError for the other."""
     count = fabric.services["only"].node.resources.identity.model.vocabulary_size
     assert fabric.chat([USER], "biased", logit_bias={str(count - 1): -1}, max_tokens=1)
     for stream in (False, True):
@@ -146,7 +146,7 @@ def test_management_routes_use_the_same_error_shape(
 
 
 def test_agent_is_intact_after_all_bad_input(fabric: LocalFabric) -> None:
-    """After all of that the agent still knows what it was told, and nothing leaked."""
+    """After all bad input the agent still has its memory, and nothing leaked."""
     messages = [
         {"role": "user", "content": "The vault code of Mira is otter quartz."},
         {"role": "assistant", "content": "Noted."},

@@ -1,4 +1,4 @@
-"""Continued answers through both official SDKs, warm afterwards."""
+"""Continued answers through both official SDKs, and warm next turns."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`bench shipped-head` over links that the kernel limits: what is fetched, whatever the speed."""
+"""`bench shipped-head` over links shaped by the kernel: which heads are fetched, at any speed."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from benchmarks.namespaces import why_not
 pytestmark = [pytest.mark.slow, pytest.mark.privileged]
 
 
-@pytest.mark.nightly  # beside five other test processes, its slowest link may not be measured
+@pytest.mark.nightly  # beside five other test processes, its slowest link may stay unmeasured
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_beginning_is_fetched_over_a_fast_link_and_computed_beside_a_slow_one():
     command = [sys.executable, "-m", "benchmarks", "shipped-head", "--quick", "--json"]

@@ -1,4 +1,4 @@
-"""`bench transfer` between two emulated Macs: the pulled cable, whatever the machine's speed."""
+"""`bench transfer` between two emulated Macs: the pulled cable, at any speed of the machine."""
 
 import json
 import subprocess
@@ -20,6 +20,6 @@ def test_pulled_cable_resends_no_verified_byte():
     assert {"1000 Mbit/s", "two of 1000 Mbit/s"} <= set(report["figures"]["links"])
     cut = [limit for limit in report["limits"] if limit["statement"].startswith("cut: ")]
     assert len(cut) == 3
-    # Nothing verified came twice, and little was lost in the dead link's buffers.
+    # No verified byte was sent twice, and little was lost in the dead link's buffers.
     for limit in cut[:2]:
         assert limit["figure"] <= limit["bound"], limit

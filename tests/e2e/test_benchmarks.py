@@ -1,4 +1,4 @@
-"""Run every benchmark with `--quick` in CI, so that none rots between measurements."""
+"""Run every benchmark with `--quick` in CI, so that none breaks unnoticed between measurements."""
 
 import json
 import os
@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # On emulated Macs and links: tests/e2e/test_bench_transfer.py and test_bench_shipped_head.py.
 EMULATED = {"shipped-head", "transfer"}
 CLUSTER = {"demo", "migrate", "peers", "staggered", "ttft"}
-OWN_PROCESS = CLUSTER | {"append", "soak"}  # they start processes, or judge this one's memory
+OWN_PROCESS = CLUSTER | {"append", "soak"}  # they start processes, or measure this one's memory
 HANG_S = 540
-# Of limits that count something, which a short run keeps as well as a long one.
+# Limits on counts, which a short run meets as well as a long one.
 COUNTED = (
     "all recomputed",
     "answers that differ",

@@ -1,7 +1,7 @@
-"""Borrowed rows go when the lender is erased, private or forgets, also after a restart.
+"""Borrowed rows are dropped when the lender is erased, private or forgets, also after a restart.
 
-The model knows a fact by the rows that were computed after it (`benchmarks/models/relay.py`), so
-an agent that was never told the fact answers by it if it has borrowed such rows.
+The model recalls a fact by rows computed after it (`benchmarks/models/relay.py`), so an agent
+without the fact in its history answers with it if it has borrowed such rows.
 """
 
 import random
@@ -25,7 +25,7 @@ QUESTION = user(relay_text.question("metal"))
 
 
 def documents(way):
-    """Return messages that tell nothing, others for each way."""
+    """Return messages of filler text, different for each way."""
     draw = random.Random(way)
     texts = [f"{relay_text.filler(draw, DOCUMENT_WORDS)} ." for _ in range(2)]
     return [message for text in texts for message in (user(text), NOTED)]
@@ -59,7 +59,7 @@ def post(fabric, path, body=None):
 
 
 def lend(fabric, way):
-    """Tell one agent a fact and let another borrow of it; spread that. Return a file of it."""
+    """Make an agent borrow rows with a fact; fork and move the borrower; return a file of it."""
     lender, borrower = f"lender-{way}", f"borrower-{way}"
     text, headers = ask(fabric, lender, history(f"the metal is {METAL} .", way))
     assert text.startswith(METAL)
@@ -69,7 +69,7 @@ def lend(fabric, way):
     fabric.migrate(borrower, home)
     text, headers = ask(fabric, borrower, messages)
     assert headers["x-macfabric-match"] == "spans"
-    assert text.startswith(METAL), "the borrowed rows know it"
+    assert text.startswith(METAL), "the borrowed rows lack the fact"
     for copy in copies(way):
         post(fabric, f"{borrower}/fork", {"as": copy})
     fabric.migrate(f"moved-{way}", "left" if home == "right" else "right")
@@ -77,13 +77,13 @@ def lend(fabric, way):
 
 
 def copies(way):
-    """Name a fork that stays where it was made, and one that moves."""
+    """Return the names of a fork that stays on its node and of one that moves."""
     return f"fork-{way}", f"moved-{way}"
 
 
 @pytest.fixture(scope="module")
 def lent(tmp_path_factory):
-    """Run a fabric whose agents have borrowed, and that was restarted since; return files, too."""
+    """Yield a fabric that was restarted after its agents borrowed, and the borrowers' files."""
     folder = tmp_path_factory.mktemp("fabric")
     with local_fabric(folder, str(FOLDER / "grouped"), "left", "right") as fabric:
         files = {way: lend(fabric, way) for way in WAYS}
@@ -95,7 +95,7 @@ def lent(tmp_path_factory):
 
 
 def take_back(fabric, way):
-    """Erase the lender, make it private or let it forget; return how many agents lost memory."""
+    """Erase the lender, make it private or edit it; return how many agents lost memory."""
     lender = f"lender-{way}"
     if way == "private":
         post(fabric, f"{lender}/share", {"scope": "agent"})
@@ -118,9 +118,9 @@ def test_borrowers_forget_rows_of_erased_private_or_edited_lender(lent, way):
     cold, _ = ask(fabric, None, messages)
     assert not cold.startswith(METAL)
     for agent in agents:
-        assert fabric.http.get(f"/v1/agents/{agent}").json()["amortized"], "it survives a restart"
+        assert fabric.http.get(f"/v1/agents/{agent}").json()["amortized"], "lost by the restart"
 
-    # The receipts also count the copy that a move leaves where the agent was.
+    # The receipts also count the copy that a move leaves on the old node.
     assert take_back(fabric, way) in {None, len(agents) + 1}
 
     check_unknown(fabric, agents, messages, cold)
@@ -130,7 +130,7 @@ def test_borrowers_forget_rows_of_erased_private_or_edited_lender(lent, way):
 
 
 def check_unknown(fabric, agents, messages, cold):
-    """Ask agents that keep what they have, and borrow nothing anew."""
+    """Check that agents answer as a cold one when they borrow nothing new."""
     for agent in agents:
         text, headers = ask(fabric, agent, messages, "amortize")
         assert text == cold

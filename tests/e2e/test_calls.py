@@ -1,6 +1,6 @@
-"""A call is a call: every family's answers, in each dialect, whole and streamed.
+"""Parsed calls, texts and thoughts of every family, in each dialect, whole and streamed.
 
-The fabric is real; only what the model samples is given.
+The fabric is real; only the sampled tokens are scripted.
 """
 
 import json
@@ -27,14 +27,14 @@ PARAMETERS = {
 READ = ("read", {"path": "\na b\n", "lines": 3})
 OTHER = ("read", {"path": "c"})
 QUESTION = "What is in it?"
-# Shapes that every run has: a header after each result, none, and channels.
+# Shapes tested in every run: with a header after each result, without, and with channels.
 USUAL = ("qwen3", "gemma4", "minimax_m3")
 NIGHTLY = [pytest.mark.nightly, pytest.mark.slow]
 
 
 @dataclass
 class Seen:
-    """What a client sees of an answer."""
+    """Parts of an answer as a client receives them."""
 
     text: str = ""
     thought: str = ""
@@ -48,12 +48,12 @@ class State:
 
     answer: str
     seen: Seen
-    result: str | None = None  # of a tool, after which it speaks; None: of its first answer
+    result: str | None = None  # a tool's result before the answer; None: the first answer
     cut_at: int = 0  # characters of `answer` that the token limit allows; 0: all
 
 
 def states(shape: CallShape) -> dict[str, State]:
-    """Return the states of one family; what is said ends without the end's mark."""
+    """Return the states of one family; answers lack the end mark."""
     is_harmony = shape.name == "harmony"
 
     def thinks(thought: str, *, later: bool = False) -> str:
@@ -91,7 +91,7 @@ def states(shape: CallShape) -> dict[str, State]:
 
 
 def read_events(text: str) -> list[tuple[str, Any]]:
-    """Return a stream's events: their names, if they have any, and their data."""
+    """Return a stream's events: their names, if any, and their data."""
     events = []
     for frame in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in frame.splitlines() if line[:1] != ":")
@@ -102,7 +102,7 @@ def read_events(text: str) -> list[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class World:
-    """A fabric of one family's model, whose answers are given."""
+    """A fabric with a scripted model of one family."""
 
     fabric: LocalFabric
     shape: CallShape
@@ -110,7 +110,7 @@ class World:
     tokenizer: ChatTokenizer
 
     def prepare(self, state: State) -> int:
-        """Script an answer; return its limit of tokens."""
+        """Script an answer; return its token limit."""
         cut = state.answer[: state.cut_at] if state.cut_at else ""
         ids = self.tokenizer.encode(cut or state.answer).ids
         self.script.end = self.tokenizer.encode(self.shape.end).ids[0]
@@ -180,7 +180,7 @@ def responses(world: World, state: State, stream: bool) -> Seen:
     body = {"model": "model", "input": items, "tools": [tool], "max_output_tokens": limit}
     payload = world.post("/v1/responses", {**body, "stream": stream})
     response = payload[-1][1]["response"] if stream else payload
-    if stream:  # what is added up is what comes at the end
+    if stream:  # the deltas add up to the final event
         deltas = [e for kind, e in payload if kind.endswith("arguments.delta")]
         done = [item for item in response["output"] if item["type"] == "function_call"]
         for item in done:

@@ -24,7 +24,7 @@ CALL = (
 
 
 class Talk:
-    """A client that sends back what it got, with or without the thoughts."""
+    """Client that sends back its answers, with or without the thoughts."""
 
     def __init__(self, fabric, script, *, sends_thoughts):
         self._fabric, self._script, self._sends_thoughts = fabric, script, sends_thoughts
@@ -57,8 +57,8 @@ def test_channels_are_parsed_and_next_turn_is_warm(tmp_path, sends_thoughts):
         assert called["reasoning_content"] == "the lantern."
         assert json.loads(call["function"]["arguments"])["path"] == "the cellar"
 
-        if not sends_thoughts:  # the node knows them again from the agent's record
-            script.end = None  # a node tests itself as it starts
+        if not sends_thoughts:  # the node restores them from the agent's record
+            script.end = None  # a starting node tests itself
             fabric.restart("only")
         result = {"role": "tool", "tool_call_id": call["id"], "content": words(3, 40)}
         second, message = talk.ask(FINAL, "<|return|>", result)
@@ -66,7 +66,7 @@ def test_channels_are_parsed_and_next_turn_is_warm(tmp_path, sends_thoughts):
             "a copper falcon.",
             "the lantern.",
         )
-        assert second.cached_tokens > first.prompt_tokens + 30  # the call, too
+        assert second.cached_tokens > first.prompt_tokens + 30  # including the call
 
         third, _ = talk.ask(FINAL, "<|return|>", {"role": "user", "content": words(4, 40)})
         assert third.cached_tokens >= second.prompt_tokens - 2
@@ -75,7 +75,7 @@ def test_channels_are_parsed_and_next_turn_is_warm(tmp_path, sends_thoughts):
 
 
 def test_template_error_is_reported_when_control_marks_are_enabled(tmp_path):
-    """By default markup is text, which no template refuses."""
+    """By default markup is plain text, which no template refuses."""
     model = write_shape(tmp_path / "model", SHAPE, WEIGHTS, corpus())
     with local_fabric(tmp_path, str(model), "only") as fabric:
         history = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": FINAL}]

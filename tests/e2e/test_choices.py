@@ -14,7 +14,7 @@ from tests.support.local_fabric import local_fabric
 from tests.support.samples import sample
 
 FACTS = " ".join(f"The vault code of number {n} is otter {n * 7}." for n in range(60))
-KV_ERROR_MAX = 0.3  # of a log probability, on average: 4-bit caches cost so much at most here
+KV_ERROR_MAX = 0.3  # of a log probability, on average: the largest cost of 4-bit caches here
 LONG = [{"role": "user", "content": f"{FACTS} The vault code of number 41 is"}]
 USER = [{"role": "user", "content": "The vault code of Mira is otter. The vault code of Mira is"}]
 
@@ -26,7 +26,7 @@ def fabric(tmp_path_factory):
 
 
 def wait_until(holds):
-    """Wait for a condition."""
+    """Wait until a condition holds."""
     for _ in range(600):
         if holds():
             return
@@ -245,7 +245,7 @@ def test_echoed_prompt_has_logprobs(fabric, max_tokens, stream):
 
 
 def probabilities(service, ids):
-    """Compute each token's by the bare model, without any cache of ours."""
+    """Compute each token's probability by the bare model, without our caches."""
     engine = service.node.resources.engine
 
     def compute():

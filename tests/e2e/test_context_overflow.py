@@ -60,7 +60,7 @@ def test_overflowing_tool_loop_is_truncated_and_stays_warm(fabric: LocalFabric):
         assert usage["prompt_tokens"] < CONTEXT
     cuts = sum(before != after for before, after in pairwise(dropped))
     assert dropped == sorted(dropped)
-    assert cuts >= 2, "it was cut again and again"
+    assert cuts >= 2, "prompts were not truncated repeatedly"
     assert cold <= cuts + 1
     assert cold <= TURNS // 2
     assert cached > prompts // 2, f"{cached} of {prompts} tokens"

@@ -43,7 +43,7 @@ GRAMMARS = {
     "round": ("lark", ROUND, is_balanced),
 }
 CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "the sea"}}\n</tool_call>'
-# What makes this model call of its own accord.
+# Bias that makes this model call without being forced.
 TAUGHT = [
     {"role": "system", "content": f"To see say {CALL}"},
     {"role": "user", "content": "To see say"},

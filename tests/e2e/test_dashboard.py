@@ -1,4 +1,4 @@
-"""The dashboard in headless Chromium, over a real fabric: seen, used, and safe between tenants."""
+"""The dashboard in headless Chromium on a real fabric: views, actions, and isolation of tenants."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +20,10 @@ NODES = ["node-a", "node-b", "node-c"]
 
 
 class Fabric(LocalFabric):
-    """Fabric with two tenants, of which each has some agents."""
+    """Fabric with two tenants, each with some agents."""
 
     def talk(self, key: str, agent: str, turns: int = 1) -> None:
-        """Have an agent of a key's tenant answer."""
+        """Take turns of an agent of a key's tenant."""
         client = httpx2.Client(
             base_url=self.url, timeout=120, headers={"authorization": f"Bearer {key}"}
         )

@@ -1,6 +1,6 @@
-"""The dashboard with 1,000 agents on eight nodes: all are there, a page at a time, and live.
+"""The dashboard with 1,000 agents on eight nodes: all are shown, a page at a time, and live.
 
-How soon is printed (`-s`) and not judged: that depends on the machine.
+Delays are printed (`-s`) but not checked, as they depend on the machine.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ new MutationObserver(() => {
 
 
 class Fleet:
-    """Router over fake nodes, in a thread of its own."""
+    """Router over fake nodes, in its own thread."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -65,7 +65,7 @@ class Fleet:
             await self._over.wait()
 
     def call(self, work: Any) -> Any:
-        """Return what a function returns in the router's thread."""
+        """Run a function in the router's thread; return its result."""
 
         async def run() -> Any:
             return work()
@@ -134,8 +134,8 @@ def test_thousand_agents_are_shown_and_followed(tmp_path):
             published[name] = time.time()  # noqa: TID251 - which the browser reads as well
             running.publish(AgentCreated(("default", name), "node-a", 1))
             page.wait(f"window.seen[{json.dumps(name)}]")
-        seen = page.run("window.seen")
-        late_ms = sorted(1000 * (seen[name] - at_s) for name, at_s in published.items())
+        shown_s = page.run("window.seen")
+        late_ms = sorted(1000 * (shown_s[name] - at_s) for name, at_s in published.items())
         running.publish(*turn_of("agent-0999"))
         page.wait("document.querySelector('tbody th a').textContent === 'agent-0999'")
         faults = list(page.faults)
@@ -147,5 +147,5 @@ def test_thousand_agents_are_shown_and_followed(tmp_path):
         f"without the page {share_without:.1%}"
     )
     assert rows == 50
-    assert len(seen) == MARKERS
+    assert len(shown_s) == MARKERS
     assert faults == []

@@ -1,4 +1,4 @@
-"""The dashboard's first conversation, and its table of what reuse saved."""
+"""The dashboard's first conversation, and its table of savings by reuse."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Sessions with the dashboard on a real `macfabric up --nodes 2`: each action is taken by the
-page's own controls, and then looked for in the fabric by its API.
+"""Sessions with the dashboard on a real `macfabric up --nodes 2`: each action uses the page's own
+controls, and its effect is then checked by the API.
 
-Pictures of each step, and a film of them where Pillow is installed, lie in the test's folder, or
-in the one that MACFABRIC_TESTS_PICTURES names.
+Screenshots of each step, and an animation of them if Pillow is installed, are saved in the test's
+folder, or in the folder that MACFABRIC_TESTS_PICTURES names.
 """
 
 import base64
@@ -46,7 +46,7 @@ NODES = ("node-a", "node-b")
 FRAME_MS = 1500
 RELOADS = 3
 SECRET = "otter lantern quartz"
-STORY = "the cat sat on the mat and looked at the dog. " * 40  # more than a block
+STORY = "the cat sat on the mat and looked at the dog. " * 40  # longer than a block
 
 
 class Session:
@@ -82,7 +82,7 @@ class Session:
         return (self.up.data / "operator.key").read_text().strip()
 
     def get(self, path: str, key: str = "") -> Any:
-        """Return what the API answers, or None for 404."""
+        """Return the API's answer, or None for 404."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
         headers[OPERATOR_HEADER] = self.operator_key
         answer = self._http.get(path, headers=headers)
@@ -99,7 +99,7 @@ class Session:
         return row["drain"] and row["drain"]["state"]
 
     def talk(self, agent: str, key: str = "") -> httpx2.Response:
-        """Have an agent say the code that it was given."""
+        """Ask an agent for its code, and check the answer."""
         code = f"The vault code of {agent.title()} is"
         messages = [
             {"role": "user", "content": f"{code} {SECRET}. {STORY}"},
@@ -117,7 +117,7 @@ class Session:
         return answer
 
     def move(self, agent: str, target: str) -> None:
-        """Move the opened agent by the page's dialog."""
+        """Move the opened agent with the page's dialog."""
         self.page.click("Move …")
         self.page.choose(target, "dialog select")
         self.step("move-dialog")
@@ -147,7 +147,7 @@ def session(name: str, folder: Path, **router: Any) -> Iterator[Session]:
 
 
 def _key_digest(url: str) -> str:
-    """Return the digest of the server's public key, which the browser is to trust."""
+    """Return the digest of the server's public key, for the browser to trust."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
@@ -175,7 +175,7 @@ def test_agents_are_moved_drained_and_erased_by_the_page(tmp_path):
         page.wait_text("tenant default, operator")
         chip = chip_name()
         page.wait_text(chip or "Heat")
-        for number in range(RELOADS):  # just after a turn, when no heartbeat has told its end
+        for number in range(RELOADS):  # just after a turn, before a heartbeat has reported its end
             page.run("window.isOld = true")
             opened.talk(f"ivan-{number}")
             page.send("Page.reload")
@@ -201,7 +201,7 @@ def test_agents_are_moved_drained_and_erased_by_the_page(tmp_path):
 
 
 def drain(opened: Session, node: str) -> None:
-    """Drain a node until its agents are elsewhere, and end that."""
+    """Drain a node until its agents have moved, then undrain it."""
     page = opened.page
     assert opened.owner("mira") == node
     page.click("Fleet", "nav a")
@@ -222,7 +222,7 @@ def drain(opened: Session, node: str) -> None:
 
 
 def erase(opened: Session) -> None:
-    """Erase an agent: not before its whole id was typed."""
+    """Erase an agent, which requires typing its whole id."""
     page = opened.page
     go(page, "agents/default%2Fmira")
     page.click("Erase", "aside button")
@@ -243,7 +243,7 @@ def erase(opened: Session) -> None:
 
 
 def follow_scenario(opened: Session) -> None:
-    """See the transcript of a run that the command line has started, while it is spoken."""
+    """Follow the transcript of a run that the command line has started."""
     page = opened.page
     page.click("Scenarios", "nav a")
     page.wait_text("No run yet")
@@ -271,7 +271,7 @@ def follow_scenario(opened: Session) -> None:
 
 
 def look_at_all_views(opened: Session) -> None:
-    """Hold each view in both themes to axe and to the window's width."""
+    """Check each view in both themes with axe and against the window's width."""
     page, wrong = opened.page, []
     for theme in ("light", "dark"):
         page.prefer(prefers_color_scheme=theme, prefers_reduced_motion="reduce")

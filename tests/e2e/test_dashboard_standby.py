@@ -1,4 +1,4 @@
-"""The dashboard of a standby router: it says so, and acts through the active router."""
+"""The dashboard of a standby router shows its role, and acts through the active router."""
 
 import signal
 
@@ -67,7 +67,7 @@ def test_page_of_standby_names_the_active_router_and_acts_through_it(tmp_path):
 
 
 def until_served(router):
-    """Wait until the router that took over answers a turn."""
+    """Wait until the router that took over serves a turn."""
     for _ in range(int(HANG_S)):
         if ask(router, "hello").status_code == 200:
             return
@@ -90,6 +90,6 @@ def test_page_of_router_that_lost_its_term_follows_the_active_one(tmp_path):
         page.wait("document.querySelector('.live').textContent === 'live'")
         talk(two, "of-the-new-router")
         page.click("Events", "nav a")
-        page.wait_text("of-the-new-router ended a turn on")  # which no heartbeat tells
+        page.wait_text("of-the-new-router ended a turn on")  # which no heartbeat reports
         assert overflow(page) == []
         assert page.faults == []

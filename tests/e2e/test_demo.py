@@ -14,7 +14,7 @@ DEMO_TIMEOUT_S = 300
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_demo_answers_and_claims_are_true() -> None:
-    """`macfabric demo` ends well and reports what was reused from where."""
+    """`macfabric demo` succeeds and reports the source of each reuse."""
     ran = subprocess.run(
         [sys.executable, "-m", "router.cli.main", "demo", "--json"],
         capture_output=True,

@@ -58,10 +58,10 @@ def record(fabric, agent):
 
 
 def on_disk(fabric, agent):
-    """Return the bytes of the agent's record as it lies on the disk."""
+    """Return the bytes of the agent's record on disk."""
     records = (path.read_bytes() for path in fabric.folder.rglob("*.mf"))
-    (own,) = [each for each in records if agent.encode() in each]
-    return own
+    (raw,) = [each for each in records if agent.encode() in each]
+    return raw
 
 
 CASES = {
@@ -85,27 +85,27 @@ CASES = {
 @pytest.mark.parametrize("mode", ["forget", "amortize"])
 @pytest.mark.parametrize("case", CASES)
 def test_directed_part_is_removed_from_prompt_and_record(fabric, case, mode):
-    item, gone = CASES[case]
+    item, removed_text = CASES[case]
     agent = f"{case}-{mode}".replace(" ", "-").replace(",", "")
     chat(fabric, agent)
-    assert gone in record(fabric, agent).text
-    assert gone.encode() in on_disk(fabric, agent)
+    assert removed_text in record(fabric, agent).text
+    assert removed_text.encode() in on_disk(fabric, agent)
     receipt = direct(fabric, agent, {**item, "mode": mode})
     assert receipt.status_code == 200, receipt.text
     assert {each["is_applied"] for each in receipt.json()["directives"]} == {False}
     chat(fabric, agent)
-    assert gone not in record(fabric, agent).text
-    assert gone.encode() not in on_disk(fabric, agent)
+    assert removed_text not in record(fabric, agent).text
+    assert removed_text.encode() not in on_disk(fabric, agent)
     held = fabric.http.get(f"/v1/agents/{agent}").json()["directives"]
     assert {each["is_applied"] for each in held} == {True}
     assert all(each["dropped_chars"] for each in held)
-    if "lines" in record(fabric, agent).text:  # one value went, and no other
+    if "lines" in record(fabric, agent).text:  # only one value was removed
         assert "/notes" in record(fabric, agent).text
     for operation in {each["operation"] for each in held}:
         undone = fabric.http.delete(f"/v1/agents/{agent}/directives/{operation}")
         assert undone.json()["directives"] == []
     chat(fabric, agent)
-    assert gone in record(fabric, agent).text
+    assert removed_text in record(fabric, agent).text
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_two_directives_on_one_call_are_independent(fabric):
 
 
 def test_directive_on_answer_survives_dropped_earlier_call(fabric):
-    """Answers that only call say the same text: they are known by what they call."""
+    """Answers that only call have equal texts: they are matched by their calls."""
     failed = {**CALL, "id": "call_0", "function": {"name": "look", "arguments": "{}"}}
     early = [
         {"role": "assistant", "content": None, "tool_calls": [failed]},

@@ -1,4 +1,4 @@
-"""Directives through the router, as a program and a person use them."""
+"""Directives through the router, by API and by command."""
 
 import json
 
@@ -68,7 +68,7 @@ def cached(answer):
 
 @pytest.mark.parametrize("mode", ["amortize", "forget"])
 def test_tool_result_is_cleared_in_running_agent(fabric, mode):
-    """The client still sends its whole history; the memory continues without that result."""
+    """The client still sends its whole history; the cache continues without that result."""
     agent = f"mira-{mode}"
     first = chat(fabric, agent, [*HISTORY, ASK_CODE])
     assert CODE in text_of(first)
@@ -82,7 +82,7 @@ def test_tool_result_is_cleared_in_running_agent(fabric, mode):
     assert row["amortized"] == (mode == "amortize")
     assert ("x-macfabric-amortized-tokens" in second.headers) == (mode == "amortize")
     assert CODE not in text_of(chat(fabric, agent, [*HISTORY, ASK_CODE]))
-    # Moved, and started anew, it is the same memory.
+    # A move and a restart keep the same memory.
     target = {"left": "right", "right": "left"}[row["owner"]]
     assert send(fabric, "POST", f"{agent}/migrate", to=target).status_code == 200
     third = chat(fabric, agent, [*HISTORY, ASK_SHIP])
@@ -112,7 +112,7 @@ def test_all_choices_see_the_directed_history(fabric, mode):
 
 
 def test_all_choices_of_edited_agent_reuse_its_cache(fabric, monkeypatch):
-    """At temperature 0 all are the same, and none computes again what the first one kept."""
+    """At temperature 0 all choices are equal, and none recomputes the first one's kept cache."""
     computed, prefill, agent = [], Engine.prefill, "siblings"
 
     def counted(engine, cache, tokens):

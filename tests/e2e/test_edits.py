@@ -1,4 +1,4 @@
-"""Conversations that are edited before real nodes read them, by the SDKs, on the recall model."""
+"""Conversations edited before they reach real nodes, by the SDKs, on the recall model."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -31,7 +31,7 @@ def client(fabric: LocalFabric) -> Iterator[anthropic.Anthropic]:
 
 
 def loop(*results: str) -> list:
-    """One task, and one call of a tool for each result."""
+    """Return a conversation with one task, and one tool call for each result."""
     messages = [{"role": "user", "content": "Read what there is."}]
     for n, text in enumerate(results):
         use = {"type": "tool_use", "id": f"toolu_{n}", "name": "read", "input": {"part": n}}
@@ -92,12 +92,12 @@ def test_cleared_result_is_forgotten_and_counted_by_model_tokenizer(client):
 
 @pytest.mark.parametrize("edits", sample(["exact", "amortize"], "amortize"))
 def test_edit_mode_decides_between_kept_and_recomputed_suffix(client, edits):
-    """The wish decides how much is computed; both read the same messages."""
+    """The mode decides how much is recomputed; the messages are the same."""
     agent = {"X-Agent-ID": f"crew-{edits}", "X-Macfabric-Edits": edits}
-    own = f"You are {edits}, and remember what you are told."  # what others began is not shared
+    system = f"You are {edits}, and remember what you are told."  # shares no prefix with others
     messages = loop(SECRET, FILLER, FILLER)
-    before = create(client, messages, headers=agent, system=own)
-    after = create(client, messages, clearing(2), headers=agent, system=own)
+    before = create(client, messages, headers=agent, system=system)
+    after = create(client, messages, clearing(2), headers=agent, system=system)
 
     assert answer_text(before).startswith("otter lantern quartz")
     assert after.headers["x-macfabric-policies"] == "clear_tool_uses_20250919=1"
@@ -129,6 +129,6 @@ def test_turns_between_truncation_strides_extend_the_cache(client):
         counts.append(raw.headers["x-macfabric-policies"].partition("=")[2])
         messages = loop(FACT, *[FILLER] * n)
 
-    assert counts == ["0", "0", "0", "2", "2", "2", "5"], "the fact is short: it is not cut"
+    assert counts == ["0", "0", "0", "2", "2", "2", "5"], "the fact is short and must be kept"
     grows = [later > earlier for earlier, later in pairwise(cached)]
     assert grows == [True, True, False, True, True, False]

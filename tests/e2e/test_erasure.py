@@ -1,4 +1,4 @@
-"""After an acknowledged erasure no file of any node decodes to the agent, and no log names it."""
+"""After an acknowledged erasure no file on any node contains the agent, and no log names it."""
 
 import logging
 from contextlib import suppress
@@ -26,16 +26,16 @@ SHARED = "You keep vault codes for everybody who asks you politely and in good t
 
 
 @dataclass
-class Found:
-    """What the disks hold: records by agent with their blocks, and all plain bytes."""
+class DiskContents:
+    """Contents of the disks: block names by agent, and all decrypted bytes."""
 
-    records: dict[str, list[str]] = field(default_factory=dict)  # the blocks of each one's records
+    records: dict[str, list[str]] = field(default_factory=dict)  # block names, by agent
     contents: dict[Path, bytes] = field(default_factory=dict)
 
 
-def read_platters(folder: Path) -> Found:
-    """Read every file of every model's folder as its node would, encrypted or not."""
-    found = Found()
+def read_disks(folder: Path) -> DiskContents:
+    """Read every file of every model's folder as its node does, decrypting it if necessary."""
+    found = DiskContents()
     for path in sorted(folder.rglob("*")):
         with suppress(FileNotFoundError, IsADirectoryError):  # a copy may be refreshed meanwhile
             found.contents[path] = path.read_bytes()
@@ -80,7 +80,7 @@ def test_erased_agent_leaves_nothing_on_any_disk(
 ):
     caplog.set_level(logging.DEBUG)
     older = write_model(tmp_path_factory.mktemp("older"), LLAMA | {"num_hidden_layers": 2})
-    # Of a time without encryption, and of a model that is not served any more.
+    # Written without encryption, by a model that is not served any more.
     with local_fabric(tmp_path, str(older), "left", "right") as fabric:
         for agent in (ALICE, BOB):
             chat_turn(fabric, [user(f"{SHARED} I am {agent}.")], agent)
@@ -98,19 +98,19 @@ def test_erased_agent_leaves_nothing_on_any_disk(
         home = answer.node
         other = "right" if home == "left" else "left"
         replicated = fabric.http.post(f"/v1/agents/{ALICE}/replicate", json={"to": other})
-        for target in (other, home, other):  # from wherever it is
+        for target in (other, home, other):  # from whichever node has it
             fabric.http.post(f"/v1/agents/{ALICE}/migrate", json={"to": target})
             talks[ALICE] = [*talks[ALICE], user(f"{CANARY} at {target}")]
             talks[ALICE], answer = chat_turn(fabric, talks[ALICE], ALICE)
-        before = read_platters(tmp_path)
+        before = read_disks(tmp_path)
         for path in (tmp_path / other).glob("*/blocks/*"):
             damage(path)
         fabric.drop_hot()
         talks[ALICE], answer = chat_turn(fabric, [*talks[ALICE], user("once more")], ALICE)
         quarantined = list(tmp_path.glob("*/*/quarantine/*"))
-        seen = read_platters(tmp_path)
+        with_damage = read_disks(tmp_path)
         receipt = fabric.http.delete(f"/v1/agents/{ALICE}").json()
-        after = read_platters(tmp_path)
+        after = read_disks(tmp_path)
         again = fabric.http.get(f"/v1/agents/{ALICE}")
         listed = [agent["id"] for agent in fabric.http.get("/v1/agents").json()["data"]]
         kept = chat_turn(fabric, [*talks[BOB], user("and now?")], BOB)[1]
@@ -118,7 +118,7 @@ def test_erased_agent_leaves_nothing_on_any_disk(
         restarted_answer = chat_turn(fabric, [user(f"The vault code of {CANARY} is")], ALICE)[1]
 
     assert replicated.status_code == 200
-    assert quarantined, "a damaged block was met"
+    assert quarantined, "no damaged block was read"
     assert receipt["deleted"] is True
     assert sorted(receipt["remembered"]) == ["left", "right"]
     assert sum(part["other_models"]["records"] for part in receipt["receipts"]) == 2
@@ -127,7 +127,7 @@ def test_erased_agent_leaves_nothing_on_any_disk(
     assert kept.cached_tokens > 0
     assert restarted_answer.match == "none"
     assert CANARY in "".join(map(str, talks[ALICE]))
-    judge(after, before, seen)
+    check_erased(after, before, with_damage)
     logged = [r.getMessage() + str(r.exc_text) for r in caplog.records if r.name.startswith(OURS)]
     assert any("moves from" in line for line in logged)
     for text in (*logged, *capfd.readouterr()):
@@ -135,13 +135,13 @@ def test_erased_agent_leaves_nothing_on_any_disk(
         assert CANARY not in text.lower()
 
 
-def judge(after: Found, *before: Found):
+def check_erased(after: DiskContents, *before: DiskContents):
     """Fail if a record, an unshared block, or any text of the erased agent is left."""
     alice_blocks = {name for found in before for name in found.records[ALICE]}
     needed = set(after.records[BOB])
-    assert alice_blocks - needed, "she had blocks of her own"
+    assert alice_blocks - needed, "alice had no blocks of her own"
     assert set(after.records) == {BOB}
-    # What is quarantined has its reason behind its name.
+    # The reason of a quarantine follows the file's name.
     stored = {".".join(path.name.split(".")[:2]) for path in after.contents}
     assert stored & alice_blocks <= needed
     digest = agent_digest(KEY, TENANT, ALICE)

@@ -1,7 +1,7 @@
-"""Failing devices while agents are edited and moved change no answer.
+"""Device failures while agents are edited and moved change no answer.
 
-Each answer is the undisturbed one; no stored block differs from the one that is stored there
-undisturbed; and each client is answered, or told to come again.
+Each answer and each stored block equals that of an undisturbed run, and each client is answered
+or asked to retry.
 """
 
 import random
@@ -18,11 +18,11 @@ from tests.support.local_fabric import LocalFabric
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 NODES = ("node-a", "node-b")
-AGENTS = EXACT, AMORTIZE, UNEDITED = "exact", "amortize", "unedited"  # how each is edited
+AGENTS = EXACT, AMORTIZE, UNEDITED = "exact", "amortize", "unedited"  # edit mode of each agent
 ATTEMPTS_MAX = 60
 INJECTIONS, INJECTIONS_NIGHTLY = 12, 500
 OPERATIONS_BETWEEN_MAX = 12
-HOT_BYTES = 3 << 20  # of three agents: restores take part
+HOT_BYTES = 3 << 20  # fewer than three agents need, so that restores occur
 RETRY_S = 0.05
 
 
@@ -33,7 +33,7 @@ def model(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Talk:
-    """What an agent was asked and answered; the last turn is behind the edit."""
+    """Messages and answers of an agent; the last turn follows the edit."""
 
     messages: list
     answers: list
@@ -41,15 +41,15 @@ class Talk:
 
 
 class Client:
-    """Holds one agent's conversation, and tries again where it is asked to."""
+    """Client of one agent's conversation, which retries refused turns."""
 
     def __init__(self, fabric, agent, run, edits=None):
         self.fabric, self.agent, self.id = fabric, agent, f"{agent}-{run}"
         self.edits = edits or agent
         self.refused_count = 0
 
-    def hold(self):
-        """Talk and move, edit what was said first, and talk on."""
+    def converse(self):
+        """Take turns and move the agent, edit its first message, and take another turn."""
         messages = [{"role": "system", "content": f"You are {self.agent}. " + words(1, 40)}]
         answers = []
         for number in range(3):
@@ -64,7 +64,7 @@ class Client:
         return Talk(messages, [*answers, last], amortized_tokens)
 
     def ask(self, messages):
-        """Return the answer, and how many tokens were kept although what they follow changed."""
+        """Return the answer, and the number of tokens kept behind a change."""
         headers = {} if self.edits == UNEDITED else {"X-Macfabric-Edits": self.edits}
         body = {"model": self.fabric.model_name, "messages": messages, "max_tokens": 12}
         response = self._send(
@@ -99,11 +99,11 @@ def fabric_of(folder, model, *, launch_waits=True):
         fabric.stop()
 
 
-def hold_all(fabric, run):
-    """Hold all conversations at once; return them, and how often a client was to come again."""
+def converse_all(fabric, run):
+    """Run all conversations at once; return them, and the number of retries."""
     clients = [Client(fabric, agent, run) for agent in AGENTS]
     with ThreadPoolExecutor(len(clients)) as threads:
-        talks = dict(zip(AGENTS, threads.map(Client.hold, clients), strict=True))
+        talks = dict(zip(AGENTS, threads.map(Client.converse, clients), strict=True))
     return talks, sum(client.refused_count for client in clients)
 
 
@@ -121,10 +121,10 @@ def undisturbed(tmp_path_factory, model):
     """Return the talks, the amortized agent's last answer from exact memory, and stored blocks."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with fabric_of(folder, model) as fabric:
-        talks, refused_count = hold_all(fabric, "undisturbed")
+        talks, refused_count = converse_all(fabric, "undisturbed")
         assert refused_count == 0
         exact, _ = Client(fabric, "anew", "x", EXACT).ask(talks[AMORTIZE].messages)
-    assert exact != talks[AMORTIZE].answers[-1], "the model tells the two memories apart"
+    assert exact != talks[AMORTIZE].answers[-1], "the model answers alike from both memories"
     return talks, exact, stored_in(folder)
 
 
@@ -145,11 +145,11 @@ def test_edited_and_moved_agents_answer_correctly_despite_device_failures(
         ]
         while sum(each.raised_count for each in faults) < count:
             with injecting(faults, rng, count, OPERATIONS_BETWEEN_MAX):
-                held, refused = hold_all(fabric, runs)
+                held, refused = converse_all(fabric, runs)
             runs, refused_count = runs + 1, refused_count + refused
             for agent, talk in held.items():
                 expected = talks[agent].answers
-                if agent == AMORTIZE and not talk.amortized_tokens:  # what was kept had been lost
+                if agent == AMORTIZE and not talk.amortized_tokens:  # the kept cache was lost
                     expected = [*expected[:-1], exact]
                 elif agent == AMORTIZE:
                     amortized_count += 1

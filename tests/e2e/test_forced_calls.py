@@ -1,4 +1,4 @@
-"""Calls that must come, through the official SDKs of OpenAI and Anthropic, against real nodes."""
+"""Forced calls through the official SDKs of OpenAI and Anthropic, on real nodes."""
 
 import json
 import threading
@@ -34,7 +34,7 @@ FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 BLOCKS = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
 NAMED = {"type": "function", "function": {"name": "weather"}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the sky"}}\n</tool_call>'
-# What makes this model call of its own accord.
+# Bias that makes this model call without being forced.
 TAUGHT = [
     {"role": "system", "content": f"To see say {CALL}"},
     {"role": "user", "content": "To see say"},
@@ -80,7 +80,7 @@ def test_chat_with_forced_choice_returns_valid_calls(fabric, choice, more):
 
 
 def streamed(fabric, agent, choice="required", **more):
-    """Return each call's name and arguments as they were streamed, and how the stream ended."""
+    """Return each call's streamed name and arguments, and the finish reason."""
     stream = fabric.openai.chat.completions.create(
         **{**USUAL, **more},
         messages=USER,

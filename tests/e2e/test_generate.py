@@ -1,4 +1,4 @@
-"""POST /v1/agents/ID/generate: clients send only new text."""
+"""POST /v1/agents/ID/generate, to which clients send only new text."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -71,9 +71,9 @@ def test_generate_creates_agent_and_continues_from_its_cache(fabric):
     assert moved.status_code == 200
     assert third["node"] == other
     for before, after in ((first, second), (second, third)):
-        known = before["prompt_tokens"] + before["completion_tokens"]
-        assert after["cached_tokens"] == known, "nothing of it was computed again"
-        assert after["prompt_tokens"] > known
+        known_tokens = before["prompt_tokens"] + before["completion_tokens"]
+        assert after["cached_tokens"] == known_tokens, "cached tokens were computed again"
+        assert after["prompt_tokens"] > known_tokens
 
 
 def test_generate_equals_chat_with_whole_history(fabric):
@@ -203,7 +203,7 @@ def test_concurrent_generates_never_lose_a_turn(fabric):
             assert (answer.status_code, answer.json()["error"]["code"]) == (409, "agent_changed")
     longest = max(each["prompt_tokens"] + each["completion_tokens"] for each in good)
     assert after["cached_tokens"] == longest
-    assert len({each["prompt_tokens"] for each in good}) == len(good), "each upon the other"
+    assert len({each["prompt_tokens"] for each in good}) == len(good), "turns have equal prompts"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A beginning that agents share is computed once in a fabric, and crosses each link once."""
+"""A prompt head shared by agents is computed once in a fabric, and crosses each link once."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +21,9 @@ TAIL_MOST = 160
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
-    """Let this machine be as slow as it is: no wait ends, and nothing is computed, because of it.
+    """Disable time limits, so that a slow machine neither ends waits nor recomputes heads.
 
-    Tests of `head_lenders` and of nodes show which choice its figures lead to.
+    Choices by measured speeds are covered by tests of `head_lenders` and of nodes.
     """
     monkeypatch.setattr(head_lenders, "ship_s", lambda *_: 0.0)
     monkeypatch.setattr(choice, "tie_limit_s", lambda _: math.inf)
@@ -53,19 +53,19 @@ def ask(fabric, name, number, head):
 
 
 def sent_bytes(fabric):
-    """Return the bytes of blocks that all nodes have sent."""
+    """Return the total bytes of blocks sent by all nodes."""
     nodes = (fabric.services[name].node for name in NAMES)
     return sum(node.resources.transfers.counts().get("bytes", 0) for node in nodes)
 
 
 def fetched(fabric):
-    """Return the blocks that each node has fetched."""
+    """Return the number of blocks fetched by each node."""
     nodes = (fabric.services[name].node for name in NAMES)
     return [node.connections.counts().get("blocks", 0) for node in nodes]
 
 
 def test_context_is_computed_once_anywhere_and_never_again(fabric, counted):
-    """The first sentence of the README: three agents with one system prompt, on three nodes."""
+    """As in the README's first sentence: three agents with one system prompt, on three nodes."""
     head = words(1, 900)
     first, second, third = [ask(fabric, "one", number, head) for number in range(3)]
     assert {first.node, second.node, third.node} == set(NAMES)
@@ -95,5 +95,5 @@ def test_eight_concurrent_agents_compute_one_head_on_three_nodes(fabric, counted
     blocks = table.get(("default", f"{name}-0")).saved.pieces.blocks[: shared // 256]
     crossed = sorted(now - then for now, then in zip(fetched(fabric), before, strict=True))
     assert crossed == [0, len(blocks), len(blocks)]
-    most = 2 * sum(ref.payload_bytes for ref in blocks)  # fewer where compressed
+    most = 2 * sum(ref.payload_bytes for ref in blocks)  # fewer if compressed
     assert 0 < sent_bytes(fabric) - sent <= most

@@ -1,4 +1,4 @@
-"""`macfabric hibernate` and `resume` on a whole fabric, as a user sees them."""
+"""`macfabric hibernate` and `resume` on a whole fabric."""
 
 import json
 import stat
@@ -24,7 +24,7 @@ def fabric(tmp_path_factory):
 
 @pytest.fixture
 def run(fabric, capsys, monkeypatch):
-    """Run a command against the fabric; return its exit status, output and complaints."""
+    """Run a command against the fabric; return its exit status, output and error output."""
     monkeypatch.delenv("MACFABRIC_API_KEY", raising=False)
 
     def call(*argv) -> tuple[int, str, str]:
@@ -44,7 +44,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_agent_survives_hibernation_and_resume(fabric, run, tmp_path):
-    """Written, erased everywhere, brought back elsewhere: the next turn computes nothing anew."""
+    """An agent is written to a file, erased and resumed; its next turn recomputes nothing."""
     first = fabric.chat(HELLO, "alice", max_tokens=4)
     again = [
         *HELLO,
@@ -63,7 +63,7 @@ def test_agent_survives_hibernation_and_resume(fabric, run, tmp_path):
     assert (status, err) == (0, "")
     receipt = json.loads(out)
     assert (receipt["id"], receipt["node"]) == ("alice", "right")
-    assert receipt["epoch"] > 2  # above what was erased
+    assert receipt["epoch"] > 2  # above the erased epoch
     fabric.restart("right")
     back = fabric.chat(again, "alice", max_tokens=4)
 

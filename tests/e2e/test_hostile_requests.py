@@ -1,6 +1,6 @@
 """Hostile requests are refused at once, cost little, and disturb no other client.
 
-While each is made, another tenant takes turns and a stranger asks for the fabric's health.
+During each of them, another tenant takes turns and a client without a key polls /healthz.
 """
 
 import socket
@@ -68,7 +68,7 @@ MANY = 31 * MIB
 CALL = b'{"role":"assistant","tool_calls":[{"type":"function","function":{"name":"f","arguments":"'
 CHUNKED = head(CHAT, "POST", "transfer-encoding: chunked")
 SOME_TEXT = b'{"role":"user","content":"' + b"a " * 700 + b'"},'
-# How to write one request each, and the statuses that are an answer; None: closed without one.
+# Each request, and its allowed statuses; None: closed without an answer.
 HOSTILE: dict[str, tuple[Callable[[], bytes], set[int | None]]] = {
     "a header of 20 MB": (lambda: b"GET / HTTP/1.1\r\nx: " + b"y" * 20_000_000, {431, None}),
     "a header of 100 MiB": (lambda: b"GET / HTTP/1.1\r\nx: " + b"y" * (100 * MIB), {431, None}),
@@ -196,13 +196,13 @@ def test_unfinished_bodies_are_bounded_per_tenant(fabric):
             answers.extend(raw for sock in held if (raw := _now(sock)))
             return bool(answers)
 
-        _wait(is_one_refused)  # one tenant's part is bounded
+        _wait(is_one_refused)  # one tenant's share is bounded
         judge_answers(fabric, answers, {429}, cpu_s)
 
 
 def test_dripping_uploads_do_not_block_others(fabric):
-    begun = b"MFHIBER1\x01\0\0\0\xe6\0\0\0"
-    opening = head("/v1/agents/x/resume", "POST", "content-length: 1000000") + begun
+    partial_file = b"MFHIBER1\x01\0\0\0\xe6\0\0\0"
+    opening = head("/v1/agents/x/resume", "POST", "content-length: 1000000") + partial_file
     with ExitStack() as stack:
         cpu_s = fabric.cpu_s
         for _ in range(16):
@@ -230,7 +230,7 @@ def test_stalled_readers_do_not_block_others(fabric):
 
 
 def test_hostile_requests_together_are_refused(fabric):
-    """Of one tenant's long bodies one is worked on at a time; the others wait as they came."""
+    """One long body of a tenant is processed at a time; the others wait in order."""
     names = [name for name in HOSTILE if "MiB" in name or "MB" in name]
     answers: list[tuple[str, bytes]] = []
 

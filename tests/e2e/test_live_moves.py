@@ -1,4 +1,4 @@
-"""An agent moves while its answer streams: the client sees every token once, and the same ones."""
+"""An agent moves while its answer streams: the client receives every token exactly once."""
 
 import itertools
 import threading
@@ -18,7 +18,7 @@ from tests.support.tiny_models import write_model
 SYSTEM = {"role": "system", "content": "the cat sat on the mat and the dog sat on the log. " * 12}
 MESSAGES = [SYSTEM, {"role": "user", "content": "größer 東京 naïve"}]
 STEP_S = 0.02
-# Plain, windowed with shared layers, recurrent beside attention: each continues without a rewind.
+# Full attention, windows with shared layers, hybrid: each continues without a rewind.
 CLASSES = ("llama", "gemma4_text", "qwen3_5")
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -39,7 +39,7 @@ def fabric(request, tmp_path_factory) -> Iterator[LocalFabric]:
 def stream(
     fabric: LocalFabric, agent: str, moves_at: tuple[int, ...], **options: Any
 ) -> tuple[list[str], list[Any], int, list[dict[str, Any]]]:
-    """Stream an answer and move the agent to and fro after so many chunks."""
+    """Stream an answer, and move the agent to and fro after the given numbers of chunks."""
     homes = itertools.cycle(["node-a", "node-b"])
     body = {
         "max_tokens": 40,
@@ -75,7 +75,7 @@ def stream(
 
 
 def decode_slowly(monkeypatch):
-    """Let every step last, so that no answer is over before its agent moves."""
+    """Delay every step, so that no answer ends before its agent moves."""
     launch = Engine.launch
 
     def slow(self, slots):

@@ -1,8 +1,8 @@
 """Prompts of many megabytes at a real `macfabric up`, and each process's memory.
 
-Where no node's context could hold them, they are refused before they are read. With a model of a
-large context they might fit, and so are read: memory is then judged in bytes per byte of the body,
-of which Python keeps four for each character of a text that holds one wide one.
+Prompts that exceed every node's context are refused before they are read. With a model of a large
+context they might fit, and are read: memory is then limited per byte of the body. Python takes four
+bytes for each character of a text with a single wide one.
 """
 
 import json
@@ -38,8 +38,8 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
 ]
-SILENT_CPU_S_MAX = 0.5  # of the router alone, while /healthz is waited for
-PLAIN, WIDE = 6, 16  # bytes held for each byte that came
+SILENT_CPU_S_MAX = 0.5  # of the router alone, during a call of /healthz
+PLAIN, WIDE = 6, 16  # bytes held for each received byte
 WIDE_ONE = "\U0001f980".encode()
 USUAL, LARGE = 32_768, 900_000  # tokens of context; the latter may take 16 MB of text
 LONG = 31 * MIB
@@ -47,7 +47,7 @@ FORK = "/v1/agents/nobody/fork"
 
 
 def filled(begin: bytes, piece: bytes, end: bytes, path: str = CHAT) -> Callable[[int], bytes]:
-    """Make requests whose body is of a size, with as many pieces as that takes."""
+    """Return a function that builds a request with a body of a given size, filled with pieces."""
 
     def make(size: int) -> bytes:
         count = (size - len(begin) - len(end)) // len(piece)
@@ -57,13 +57,13 @@ def filled(begin: bytes, piece: bytes, end: bytes, path: str = CHAT) -> Callable
 
 
 def user_body(piece: bytes, end: bytes = b"") -> Callable[[int], bytes]:
-    """Build a chat whose user message has so many pieces."""
+    """Build chats whose user message is filled with pieces."""
     before, _, behind = message(b"|").partition(b"|")
     return filled(b'{"model":"recall","max_tokens":2,' + before, piece, end + behind + b"}")
 
 
 def listed(before: bytes, item: bytes, behind: bytes) -> Callable[[int], bytes]:
-    """Make a list of what has half a kilobyte each."""
+    """Build requests with a list of items of half a kilobyte each."""
     opening = b'{"model":"recall","max_tokens":2,' + before
     return filled(opening, item % (b"a " * 256) + b",", item % b"b" + behind + b"}")
 
@@ -85,7 +85,7 @@ RESULT = b'{"model":"recall","messages":[{"role":"tool","tool_call_id":"c","cont
 THOUGHT = b'{"model":"recall","max_tokens":2,"messages":[{"role":"assistant","reasoning_content":"'
 NESTED = b'{"model":"recall","messages":[{"role":"user","content":' + b"[" * 50
 
-# What makes bodies of a size, and the bytes held for each of theirs where they are read.
+# Builders of bodies of a given size, and the bytes held for each byte if they are read.
 SHAPES = {
     "words": (user_body(b"wild geese "), PLAIN),
     "one word": (user_body(b"y"), PLAIN),
@@ -113,14 +113,14 @@ SHAPES = {
     "no prompt at all": (filled(b'{"as":"', b"a", b'"}', FORK), PLAIN),
     "no length": (in_chunks, PLAIN),
 }
-# The plainest, the one that takes most memory, what is no text, and what tells no length.
+# The plainest, the one that takes most memory, one without text, and one without a length.
 OF_MANY_VALUES = ("no prompt at all", "token ids")  # or over another limit first
 REPRESENTATIVE = ("words", "a crab behind words", "token ids", "no length")
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """A running fabric of one node, and how long a body may be to be read."""
+    """A running fabric of one node, and the largest length of a body that it reads."""
 
     context_tokens: int
     router: Attacked
@@ -128,7 +128,7 @@ class Fabric:
     door_bytes: int
 
     def grown_by(self, raw: bytes) -> tuple[bytes, list[int]]:
-        """Return the answer to a request, and how many bytes router and node grew meanwhile."""
+        """Return the answer to a request, and the bytes by which router and node grew meanwhile."""
         both = (self.router, self.node)
         for each in both:
             each.begin()
@@ -161,7 +161,7 @@ def attacked_fabric(folder: Path, model: str) -> Iterator[Fabric]:
 
 @pytest.fixture(scope="module")
 def fabric(request, tmp_path_factory) -> Iterator[Fabric]:
-    """Run a fabric whose model has a context of its own, or says that it has a larger one."""
+    """Run a fabric whose model has its own context, or claims a larger one."""
     folder = tmp_path_factory.mktemp("fabric")
     with attacked_fabric(folder, str(claiming(folder, request.param))) as instance:
         assert instance.door_bytes < BODY_BYTES_MAX
@@ -183,7 +183,7 @@ def test_oversized_prompt_is_refused_unread(fabric, name):
 @pytest.mark.parametrize("name", sample(SHAPES, *REPRESENTATIVE, "many parts"))
 def test_memory_for_longest_accepted_body_is_proportional_to_its_size(fabric, name):
     make, factor = SHAPES[name]
-    size = fabric.door_bytes - PROMPT_FRAME_BYTES // 8  # what frames the text takes less
+    size = fabric.door_bytes - PROMPT_FRAME_BYTES // 8  # the text's envelope is smaller
     if "escape" in name:
         size += (PROMPT_ESCAPES - 1) * (fabric.door_bytes - PROMPT_FRAME_BYTES)
     size = min(size, LONG)

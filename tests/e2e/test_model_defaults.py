@@ -1,4 +1,4 @@
-"""A model's own sampling, as clients of a whole fabric meet it."""
+"""A model's default sampling on a whole fabric."""
 
 import json
 
@@ -15,8 +15,8 @@ BODY = {"max_tokens": 8, "ignore_eos": True, "messages": [{"role": "user", "cont
 def fabric(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
     model = write_model(folder / "tiny", ONE_LAYER)
-    own = {"eos_token_id": 2, "do_sample": True, "temperature": 0.6, "top_k": 1, "top_p": 0.95}
-    (model / "generation_config.json").write_text(json.dumps(own))
+    defaults = {"eos_token_id": 2, "do_sample": True, "temperature": 0.6, "top_k": 1, "top_p": 0.95}
+    (model / "generation_config.json").write_text(json.dumps(defaults))
     with local_fabric(folder, str(model), "node-a", "node-b") as instance:
         yield instance
 

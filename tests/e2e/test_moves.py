@@ -1,4 +1,4 @@
-"""A whole fabric: a node is emptied while it streams, an agent is forked, a copy takes over."""
+"""A whole fabric: a node is drained while it streams, an agent is forked, a replica takes over."""
 
 import threading
 import time
@@ -36,10 +36,10 @@ def node(fabric: LocalFabric, name: str) -> dict[str, Any]:
 
 
 def wait_for(condition: Any) -> Any:
-    """Poll until something is true of the fabric; return that."""
+    """Poll until a condition returns a true value; return that."""
     deadline_s = time.monotonic() + WAIT_S
     while not (found := condition()):
-        assert time.monotonic() < deadline_s, "it never happened"
+        assert time.monotonic() < deadline_s, "the condition never held"
         time.sleep(0.05)
     return found
 
@@ -58,7 +58,7 @@ def stream(fabric: LocalFabric, agent: str, started: threading.Event) -> str:
 
 
 def own_conversation(name: str) -> list[dict[str, Any]]:
-    """Begin a conversation that shares no block with others."""
+    """Return a conversation that shares no block with others."""
     return [{"role": "system", "content": f"{name}: {SYSTEM['content']}"}, MESSAGES[1]]
 
 
@@ -78,19 +78,19 @@ def test_drain_empties_node_while_its_agent_streams(fabric):
         fabric.migrate("idle", home)
     texts, started = [], threading.Event()
     fabric.migrate("calm", home)
-    # The streaming agent is put there by moving its first turn's memory.
+    # The streaming agent is placed there by moving its first turn's cache.
     fabric.chat(MESSAGES, "streamer")
     fabric.migrate("streamer", home)
     streaming = threading.Thread(target=lambda: texts.append(stream(fabric, "streamer", started)))
     streaming.start()
     assert started.wait(WAIT_S)
-    begun = post(fabric, f"nodes/{home}/drain")
+    drain_answer = post(fabric, f"nodes/{home}/drain")
     done = wait_for(lambda: (d := node(fabric, home)["drain"]) and d["state"] != "draining" and d)
     streaming.join(WAIT_S)
 
-    assert begun["state"] in ("draining", "drained")
+    assert drain_answer["state"] in ("draining", "drained")
     assert (done["state"], done["agents_moved"], done["stuck"]) == ("drained", 3, [])
-    assert texts == [calm], "every token once, and the same ones"
+    assert texts == [calm], "the stream lost, repeated or changed tokens"
     wait_for(lambda: node(fabric, home)["agents"] == 0)  # by the next heartbeat
     assert node(fabric, home)["state"] == "draining"
     again = fabric.chat(onward(idle, "more"), "idle")
@@ -107,19 +107,19 @@ def test_forks_answer_like_their_source(fabric):
     others = [name for name in fabric.services if name != first.node]
     beside = post(fabric, "agents/mother/fork", **{"as": "beside"})
     afar = post(fabric, "agents/mother/fork", **{"as": "afar", "to": others[0]})
-    hers = fabric.chat(onward(first, "the dog", began), "mother")
-    theirs = [fabric.chat(onward(first, "the dog", began), name) for name in ("beside", "afar")]
+    original = fabric.chat(onward(first, "the dog", began), "mother")
+    copied = [fabric.chat(onward(first, "the dog", began), name) for name in ("beside", "afar")]
     assert fabric.http.delete("/v1/agents/mother").json()["deleted"] is True
-    later = [*onward(first, "the dog", began), {"role": "assistant", "content": hers.text},
+    later = [*onward(first, "the dog", began), {"role": "assistant", "content": original.text},
              {"role": "user", "content": "the log"}]  # fmt: skip
 
     assert (beside["node"], beside["bytes_sent"]) == (first.node, 0)
     assert afar["node"] == others[0]
     assert afar["bytes_sent"] > 0
-    assert [answer.text for answer in theirs] == [hers.text, hers.text]
-    assert [answer.node for answer in theirs] == [first.node, others[0]]
-    assert {answer.cached_tokens >= hers.cached_tokens for answer in theirs} == {True}
-    assert fabric.chat(later, "beside").cached_tokens > hers.cached_tokens
+    assert [answer.text for answer in copied] == [original.text, original.text]
+    assert [answer.node for answer in copied] == [first.node, others[0]]
+    assert {answer.cached_tokens >= original.cached_tokens for answer in copied} == {True}
+    assert fabric.chat(later, "beside").cached_tokens > original.cached_tokens
     assert fabric.http.get("/v1/agents/mother").status_code == 404
     metric = f'macfabric_transfer_events_total{{event="blocks",node="{others[0]}",side="fetch"}}'
     wait_for(lambda: metric in fabric.http.get("/metrics").text)

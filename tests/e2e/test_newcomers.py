@@ -13,7 +13,7 @@ WAIT_S = 60.0
 def until(holds):
     end_s = time.monotonic() + WAIT_S
     while not holds():
-        assert time.monotonic() < end_s, "it never came to be"
+        assert time.monotonic() < end_s, "the condition never held"
         time.sleep(0.05)
 
 

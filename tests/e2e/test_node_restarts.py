@@ -1,7 +1,7 @@
-"""A fabric of one node whose process restarts again and again behind the same router.
+"""A fabric of one node whose process restarts repeatedly behind the same router.
 
-The router must send turns to the new process's address, whether its port is another one or the
-same, and must not reuse a connection to the process before.
+The router must send turns to the new process's address, with the same port or another one, and
+must not reuse a connection to the old process.
 """
 
 import itertools
@@ -30,7 +30,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def same_port(monkeypatch):
-    """Let every node listen at the port of the first one."""
+    """Make every node listen at the first one's port."""
     create, ports = socket.create_server, []
 
     def listen(address, **options):
@@ -44,7 +44,7 @@ def same_port(monkeypatch):
 
 
 def talk(fabric, messages):
-    """Take one turn of an agent; return the number of tokens that it reused."""
+    """Take one turn of an agent; return the number of reused tokens."""
     answer = fabric.chat(messages, agent="mira", max_tokens=8)
     messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "on"}]
     return answer.cached_tokens
@@ -60,7 +60,7 @@ def test_only_node_serves_its_agent_after_each_restart(tmp_path, model):
             reused += [talk(fabric, messages), talk(fabric, messages)]
 
     assert all(reused), reused
-    assert reused == sorted(reused), "the whole conversation is found each time"
+    assert reused == sorted(reused), "a turn reused less than the turn before"
 
 
 @pytest.mark.usefixtures("same_port")
@@ -74,7 +74,7 @@ def test_restart_at_the_same_port_reuses_no_dead_connection(tmp_path, model):
             urls.add(url(fabric))
             reused.append(talk(fabric, messages))
 
-    assert len(urls) == 1, "every process had the same port"
+    assert len(urls) == 1, "a process had another port"
     assert all(reused), reused
 
 
@@ -82,13 +82,13 @@ def test_restart_under_the_same_number_is_noticed_by_turns(tmp_path, model, monk
     monkeypatch.setattr(services, "_incarnations", itertools.repeat(1))
     with local_fabric(tmp_path, model, "only") as fabric:
         for n in range(RESTARTS):
-            fabric.restart("only")  # its first view has the number of the one before
+            fabric.restart("only")  # the new process's first view has the number of the old one's
             messages = [{"role": "user", "content": f"hello there, {n}"}]
             until_answered(lambda messages=messages: talk(fabric, messages))
 
 
 def until_answered(turn):
-    """Repeat a turn of a new agent, for which no turn waits, until a node takes it."""
+    """Repeat the turn of a new agent, whose turns do not wait, until a node accepts it."""
     for _ in range(TRIES):
         with suppress(openai.InternalServerError):
             turn()
@@ -109,7 +109,7 @@ def test_turn_right_after_a_crash_reaches_the_new_process(tmp_path, model):
         reused = []
         for _ in range(RESTARTS):
             fabric.kill("only")
-            fabric.revive("only")  # no heartbeat has reached it yet
+            fabric.revive("only")  # before the first heartbeat of the new process
             reused.append(talk(fabric, messages))
 
     assert all(reused), reused

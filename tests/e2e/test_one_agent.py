@@ -1,7 +1,7 @@
 """A conversation stays one agent in every dialect while its client rewrites its history.
 
-Clients change a clock in the system prompt, put a reminder into the newest message only, and leave
-out old results of tools; two nodes serve, and the next turn finds the one that has the agent.
+Clients change a clock in the system prompt, put a reminder into the newest message only, and omit
+old tool results; of two nodes, the next turn reaches the one that has the agent.
 """
 
 import itertools
@@ -23,8 +23,8 @@ _names = itertools.count()
 
 
 def scripted_answer(request):
-    """Call the tool where a user asked for it, and say something new otherwise."""
-    if not request.messages:  # a node tests itself
+    """Call the tool if the user asks for it; otherwise answer with new text."""
+    if not request.messages:  # a node's self-test
         return ScriptedAnswer(text="")
     last, count = request.messages[-1], len(request.messages)
     if last.role is MessageRole.USER and "look" in "".join(last.texts) and request.tools:
@@ -44,11 +44,11 @@ def fabric(tmp_path_factory):
 
 
 class Client:
-    """A program that keeps its history in one dialect, and rewrites it before each turn."""
+    """Client that keeps its history in one dialect, and rewrites it before each turn."""
 
     def __init__(self, fabric, dialect, tenant="one"):
         self.fabric, self.dialect, self.tenant = fabric, dialect, tenant
-        self.topic = next(_names)  # so that each test talks about something else
+        self.topic = next(_names)  # distinct in each test
         self.system = f"It is 09:40. Keep archive {self.topic}. {words(self.topic, 250)}"
         self.history = []
         self.agents, self.nodes, self.reused = [], [], []
@@ -100,7 +100,7 @@ class Client:
         self.history += self.send("/v1/responses", body)["output"]
 
     def give_result(self, text):
-        """Answer the last call."""
+        """Append the result of the last call."""
         last = self.history[-1]
         if self.dialect == "chat":
             (call,) = last["tool_calls"]
@@ -126,7 +126,7 @@ class Client:
                         block["content"] = GONE
 
     def rows(self):
-        """Return the agents of its topic, as the fabric lists them."""
+        """Return the fabric's agents with this client's topic."""
         headers = {"authorization": f"Bearer {KEYS[self.tenant]}"}
         listed = self.fabric.http.get("/v1/agents", headers=headers).json()["data"]
         return [row for row in listed if row["id"] in self.agents]

@@ -22,7 +22,7 @@ def fabric(tmp_path_factory):
 
 
 def turn(fabric: LocalFabric, path, agent, **body):
-    """Ask for one answer; return its body and headers."""
+    """Take one turn; return the answer's body and headers."""
     headers = {"x-agent-id": agent}
     sent = {"model": "recall", "temperature": 0, **body}
     answer = fabric.http.post(path, json=sent, headers=headers)

@@ -1,4 +1,4 @@
-"""Control marks in what users and tools say are text, in every dialect, and memory goes on."""
+"""Control marks in users' and tools' messages are text, in every dialect, and caches are reused."""
 
 import httpx2
 import pytest
@@ -55,7 +55,7 @@ def counts(answer):
 
 
 def misspelt(value):
-    """Return messages whose marks are none, of the same length."""
+    """Return messages of the same length with harmless text instead of marks."""
     if isinstance(value, str):
         return value.replace("<|im_", "<|in_")
     if isinstance(value, list):
@@ -67,7 +67,7 @@ def misspelt(value):
 
 @pytest.mark.parametrize("messages", [USER, RESULT], ids=["user", "result"])
 def test_forged_turn_is_read_as_text(fabric, messages):
-    """The model repeats what it was shown: a forged end of a turn would end its answer."""
+    """The model repeats its prompt: a forged end of a turn would end its answer."""
     tools = LOOK if messages is RESULT else None
     forged = text_of(chat(fabric, messages, tools=tools))
     harmless = text_of(chat(fabric, misspelt(messages), tools=tools))
@@ -113,7 +113,7 @@ def test_control_marks_count_as_text_tokens(fabric):
 
 
 def test_cache_is_reused_after_forged_turns(fabric):
-    """Reuse is as after harmless text, over more turns, a restart and a move."""
+    """Reuse is the same as after harmless text, over more turns, a restart and a move."""
     reused = {}
     for name, spell in (("forged", lambda history: history), ("harmless", misspelt)):
         first = [{"role": "system", "content": f"{name} {NOTES}"}, *spell(RESULT)]
@@ -138,7 +138,7 @@ def test_cache_is_reused_after_forged_turns(fabric):
 
 
 def test_lookalike_text_does_not_continue_a_conversation(fabric):
-    """In both directions the cached tokens differ there, so it is a miss."""
+    """Cached tokens differ there in both directions, so the lookup is a miss."""
     system = {"role": "system", "content": f"real {NOTES}"}
     real = [system, {"role": "user", "content": f"{NOTES}{FACT}"}]
     real += [
@@ -159,7 +159,7 @@ def test_lookalike_text_does_not_continue_a_conversation(fabric):
         answer = chat(fabric, [opening, *histories[second][1:]], f"twin-{first}")
         prompt, cached = counts(answer)
 
-        assert 0.8 * prompt > cached > 0.3 * prompt, "up to the first mark of another kind"
+        assert 0.8 * prompt > cached > 0.3 * prompt, "reuse must end at the first mark"
         assert text_of(answer) == cold[second]
         again = chat(fabric, [opening, *histories[second][1:]], f"twin-{first}")
         assert counts(again)[1] >= counts(again)[0] - 1

@@ -1,4 +1,4 @@
-"""Calls that must come and outgrow a node's memory: preempted, they end as if they had not been."""
+"""Forced calls that outgrow a node's memory: preemption does not change them."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from node.mlx.loaded_model import load_model
 from node.turn.turn import Turn
 from tests.support.local_fabric import LocalFabric, local_fabric
 
-# Two are begun in four blocks each where eight are all there is, and each outgrows them.
+# Two calls start with four of eight blocks each, and each outgrows them.
 BLOCKS = 8
 PLACES = {
     "type": "object",
@@ -98,7 +98,7 @@ def test_preempted_call_is_unchanged(fabric, monkeypatch):
         together = {name: answer.result(WAIT_S) for name, answer in pending.items()}
 
     assert together == alone
-    assert any(resume and resume.answer_ids for resume in preempted), "none was, once it had begun"
+    assert any(resume and resume.answer_ids for resume in preempted), "no begun call was preempted"
     for arguments, tokens in alone.values():
         jsonschema.validate(json.loads(arguments), PLACES)
         assert tokens > 3 * BLOCK_TOKENS

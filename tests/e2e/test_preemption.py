@@ -1,6 +1,6 @@
-"""Answers that outgrow a node's memory at a real `macfabric up`: they wait, and none is cut.
+"""Answers that outgrow a node's memory at a real `macfabric up` wait, and none is truncated.
 
-Three of five blocks' worth each are told at once where six blocks are all there is.
+Three answers of five blocks each are generated at once with memory for six blocks.
 """
 
 import sys
@@ -28,9 +28,9 @@ HANG_S = 300.0
 
 
 def conversation(name: str) -> list[dict[str, str]]:
-    known = " ".join(f"{name}{number}" for number in range(40))
+    items_text = " ".join(f"{name}{number}" for number in range(40))
     return [
-        {"role": "user", "content": f"The list of {name} is {known}."},
+        {"role": "user", "content": f"The list of {name} is {items_text}."},
         {"role": "assistant", "content": "Noted."},
         {"role": "user", "content": f"The list of {name} is"},
     ]

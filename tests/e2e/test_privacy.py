@@ -9,7 +9,7 @@ from tests.support.local_fabric import local_fabric
 
 CANARY = "xylographiccanary"
 OWNERS_CANARY = "quincuncialcanary"
-# The test's own clients say at this level what they send.
+# The test's own clients log their requests at this level.
 OURS = ("node", "fabric", "router", "macfabric", "uvicorn", "aiohttp", "asyncio", "starlette")
 FILES = {
     "blocks": re.compile(r"[0-9a-f]{64}-[0-9a-f]{32}\.(full|window|state)"),
@@ -66,7 +66,7 @@ def damage(folder):
 
 
 def check_files(root: Path):
-    seen = set()
+    folders = set()
     for path in root.rglob("*"):
         mode = stat.S_IMODE(path.lstat().st_mode)
         where = path.relative_to(root)
@@ -75,5 +75,5 @@ def check_files(root: Path):
         assert OWNERS_CANARY not in str(where)
         if path.parent.name in FILES:
             assert FILES[path.parent.name].fullmatch(path.name), where
-            seen.add(path.parent.name)
-    assert seen >= {"blocks", "manifests"}
+            folders.add(path.parent.name)
+    assert folders >= {"blocks", "manifests"}

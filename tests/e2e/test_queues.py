@@ -1,4 +1,4 @@
-"""An idle agent leaves the queue of its owner for an idle twin, with its memory, and once."""
+"""An idle agent leaves its owner's queue for an idle twin node, with its cache, only once."""
 
 import threading
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.support.architectures import SMALL_ARCHITECTURES
 from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.tiny_models import write_model
 
-QUEUE_S = 2.0  # of few enough prompts on a fast machine, too
+QUEUE_S = 2.0  # reached by few enough prompts on a fast machine, too
 PROMPT_WORDS = 8_000
 PROMPTS_MAX = 40
 PAUSE_S = 1.0
@@ -31,7 +31,7 @@ def fabric(tmp_path_factory) -> Iterator[LocalFabric]:
 
 @contextmanager
 def queue(fabric: LocalFabric, monkeypatch, node: str) -> Iterator[None]:
-    """Give a node prompts of QUEUE_S, and a pause before each of their chunks."""
+    """Queue QUEUE_S seconds of prompts on a node, with a pause before each chunk."""
     other = "node-b" if node == "node-a" else "node-a"
     gate, slow = threading.Event(), fabric.services[node].node.resources.engine.engine
     prefill = Engine.prefill
@@ -45,20 +45,20 @@ def queue(fabric: LocalFabric, monkeypatch, node: str) -> Iterator[None]:
     assert fabric.http.post(f"/v1/nodes/{other}/drain").status_code in (200, 202)
     before = fabric.services[node].node.view().waiting
     pool = ThreadPoolExecutor(PROMPTS_MAX)
-    asked = []
+    pending = []
     try:
         while fabric.services[node].node.view().queue_s < QUEUE_S:
-            text = f"{len(asked)} " + "cat dog mat log " * (PROMPT_WORDS // 4)
+            text = f"{len(pending)} " + "cat dog mat log " * (PROMPT_WORDS // 4)
             words = [{"role": "user", "content": text}]
-            asked.append(pool.submit(fabric.chat, words, f"queued-{len(asked)}", max_tokens=1))
-            assert len(asked) <= PROMPTS_MAX
-            until(lambda: fabric.services[node].node.view().waiting >= before + len(asked) - 1)
+            pending.append(pool.submit(fabric.chat, words, f"queued-{len(pending)}", max_tokens=1))
+            assert len(pending) <= PROMPTS_MAX
+            until(lambda: fabric.services[node].node.view().waiting >= before + len(pending) - 1)
         assert fabric.http.post(f"/v1/nodes/{other}/undrain").status_code == 200
         fabric.await_agents()
         yield
     finally:
         gate.set()
-        for each in asked:
+        for each in pending:
             each.result()
         pool.shutdown()
 
@@ -72,22 +72,22 @@ def until(holds) -> None:
 
 
 def test_next_turn_moves_to_the_idle_twin_and_five_in_a_row_stay(fabric, monkeypatch):
-    said = [SYSTEM, {"role": "user", "content": "hello"}]
-    first = fabric.chat(said, "alice", max_tokens=4)
+    messages = [SYSTEM, {"role": "user", "content": "hello"}]
+    first = fabric.chat(messages, "alice", max_tokens=4)
     with queue(fabric, monkeypatch, first.node):
         answers = []
         for number in range(5):
-            said += [{"role": "assistant", "content": "x"}, {"role": "user", "content": MORE}]
-            answers.append(fabric.chat([*said], "alice", max_tokens=4))
+            messages += [{"role": "assistant", "content": "x"}, {"role": "user", "content": MORE}]
+            answers.append(fabric.chat([*messages], "alice", max_tokens=4))
             assert number or answers[0].cached_tokens > 0
     rows = fabric.http.get("/v1/placement/decisions").json()["data"]
     of_alice = [row for row in rows if row["agent"] == rows_agent(rows, answers[0].node)]
 
     assert {answer.node for answer in answers} == {answers[0].node} != {first.node}
-    assert {answer.epoch for answer in answers} == {first.epoch + 1}, "it moved once"
+    assert {answer.epoch for answer in answers} == {first.epoch + 1}, "the agent must move once"
     assert [row["how"] for row in of_alice][::-1] == ["recompute", "move", *["stay"] * 4]
 
 
 def rows_agent(rows, node) -> str:
-    """Return the name in logs of the agent that moved to a node."""
+    """Return the log name of the agent that moved to a node."""
     return next(row["agent"] for row in rows if row["how"] == "move" and row["node"] == node)

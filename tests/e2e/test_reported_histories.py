@@ -1,4 +1,4 @@
-"""Histories that users of other servers report as refused: every family's template reads them."""
+"""Histories that users of other servers report as refused: every family's template accepts them."""
 
 import json
 

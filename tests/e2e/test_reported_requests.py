@@ -61,7 +61,7 @@ def test_excessive_limit_is_capped_and_integral_float_is_accepted(fabric, path, 
     short = {"temperature": 0, **stops}
     for limit in (65_535, 200_000):
         body = {**prompt_of(path), **short, field: limit}
-        if path == RESPONSES:  # it has no stop texts: the answer ends itself
+        if path == RESPONSES:  # no stop texts: the answer ends by itself
             body["input"] = CONVERSATION
         answer = post(fabric, path, body, "capped")
         assert answer.status_code == 200, answer.text
@@ -173,8 +173,8 @@ def test_usage_counts_in_first_messages_event_add_up(fabric):
             for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
         ]
         assert sum(parts) == counted.json()["input_tokens"] > 200
-        assert bool(parts[1]) == bool(number), "read in the second turn only"
-        assert parts[2], "what stands before the mark is written"
+        assert bool(parts[1]) == bool(number), "only the second turn may read from the cache"
+        assert parts[2], "tokens before the mark must be written"
         text = "".join(e["delta"].get("text", "") for e in streamed if "delta" in e)
         turns += [
             {"role": "assistant", "content": text},
@@ -205,7 +205,7 @@ def test_mixed_concurrent_requests_answer_as_each_alone(fabric):
 
 
 def test_disconnects_leave_nothing_running(fabric):
-    """In the prompt, in the answer, and before the answer's first byte."""
+    """Clients disconnect in the prompt, in the answer, and before the answer's first byte."""
     (service,) = fabric.services.values()
     for number in range(12):
         body = {"model": "recall", "max_tokens": 2_000, "stream": True, "ignore_eos": True}
@@ -257,9 +257,9 @@ def test_returning_node_does_not_restore_erased_agent(tmp_path):
         copied = fabric.http.post("/v1/agents/wanderer/replicate", json={"to": other})
         assert copied.status_code == 200, copied.text
         with fabric.stopped(first.node):
-            taken = fabric.chat(messages, "wanderer")
-            assert (taken.node, taken.text) == (other, first.text)
-            assert taken.cached_tokens > 200
+            served = fabric.chat(messages, "wanderer")
+            assert (served.node, served.text) == (other, first.text)
+            assert served.cached_tokens > 200
             erased = fabric.http.delete("/v1/agents/wanderer")
             assert erased.status_code in (200, 202), erased.text
         assert fabric.http.get("/v1/agents/wanderer").status_code == 404
@@ -269,7 +269,7 @@ def test_returning_node_does_not_restore_erased_agent(tmp_path):
 
 def test_proxy_variables_do_not_affect_node_traffic(tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nothing listens
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # a port without a listener
         monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -281,11 +281,11 @@ def test_proxy_variables_do_not_affect_node_traffic(tmp_path, monkeypatch):
         )
         first = post(fabric, CHAT, {"messages": messages, "max_tokens": 8}, "direct")
         assert first.status_code == 200, first.text
-        here = first.headers["x-macfabric-node"]
-        fabric.migrate("direct", "node-b" if here == "node-a" else "node-a")
+        home = first.headers["x-macfabric-node"]
+        fabric.migrate("direct", "node-b" if home == "node-a" else "node-a")
         moved = post(fabric, CHAT, {"messages": messages, "max_tokens": 8}, "direct")
         usage = moved.json()["usage"]
-        assert moved.headers["x-macfabric-node"] != here
+        assert moved.headers["x-macfabric-node"] != home
         assert usage["prompt_tokens_details"]["cached_tokens"] > 200
         file = fabric.http.post("/v1/agents/direct/hibernate")
         assert file.status_code == 200, file.text

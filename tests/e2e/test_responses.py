@@ -56,7 +56,7 @@ def test_response_chain_is_one_warm_agent(fabric):
     agents = [agent["id"] for agent in fabric.http.get("/v1/agents").json()["data"]]
     assert agents == [raw.headers["x-macfabric-agent"]]
 
-    # And back to the first: another conversation, which leaves this one alone.
+    # Continuing the first response starts another conversation, which leaves this one unchanged.
     other = client.responses.create(**USUAL, input=ASK, previous_response_id=first.id)
     assert other.output_text == second.output_text
     assert other.usage.input_tokens_details.cached_tokens > 100

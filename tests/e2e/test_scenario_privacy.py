@@ -1,8 +1,8 @@
 """Private speech stays out of other agents' prompts, records and cached tokens.
 
-Each secret is told to one agent. Read are all prompts as the run sends them and as nodes render
-them, and what every node's disk has of every agent, also where agents were moved, forked and
-nodes restarted.
+Each secret is in one agent's prompt. The test searches all prompts as the run sends them and as
+nodes render them, and every agent's data on every node's disk, also after moves, forks and
+restarts.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,17 @@ from tests.support.performed import performed
 from tests.support.stored_texts import StoredText, leaks, on_disks
 
 NODES = ("mac-a", "mac-b", "mac-c")
-# Who may have what. Ada and Bert begin as forks of Marco.
+# The agents that may have each text. Ada and Bert begin as forks of Marco.
 CREW = {"marco", "ada", "bert"}
 SECRETS = {
     "amber falcon copper": {"warden", *CREW},  # the opening of room A
-    "otter lantern quartz": {"warden", *CREW},  # Marco is told it, and says it there
-    "violin saddle meadow": CREW,  # told to Marco, who keeps it to himself
-    "garden harbor archive": {"warden"},  # told to the Warden
-    "silver maple thunder": {"danny"},  # he is told it, and says it where nobody listens
-    "ivory engine tower": {"danny"},  # what his tool answers
+    "otter lantern quartz": {"warden", *CREW},  # in Marco's prompt; he says it in room A
+    "violin saddle meadow": CREW,  # in Marco's prompt; he does not repeat it
+    "garden harbor archive": {"warden"},  # in the Warden's prompt
+    "silver maple thunder": {"danny"},  # in Danny's prompt; he says it without listeners
+    "ivory engine tower": {"danny"},  # the result of Danny's tool
     "bridge ember cellar": {"ada"},
-    "motto keeper number": {"ada", "marco"},  # Ada reports it to Marco, and Bert hears nothing
+    "motto keeper number": {"ada", "marco"},  # Ada reports it to Marco; not visible to Bert
     "vault color falcon": {"bert"},
 }
 WHOLE = """
@@ -94,7 +94,7 @@ SCENARIO = read_scenario(WHOLE.encode(), "whispers.yaml")
 
 @dataclass(frozen=True)
 class MovingClient(HttpFabricClient):
-    """Notes what agents are asked, and what forks begin with; moves all behind each answer."""
+    """Client that records prompts and forks' first contents, and moves agents after each answer."""
 
     on_disks: Callable[[], list[StoredText]]
     prompts: list[StoredText] = field(default_factory=list)
@@ -116,20 +116,20 @@ class MovingClient(HttpFabricClient):
 
 @pytest.fixture
 def rendered(monkeypatch):
-    """Note each prompt as a node renders it."""
-    noted, render = [], PromptEncoder.render
+    """Record each prompt as a node renders it."""
+    prompts, render = [], PromptEncoder.render
 
-    def noting(self, request, limit):
+    def record_prompt(self, request, limit):
         encoded = render(self, request, limit)
-        noted.append(StoredText(request.identity.agent, "rendered prompt", encoded.text))
+        prompts.append(StoredText(request.identity.agent, "rendered prompt", encoded.text))
         return encoded
 
-    monkeypatch.setattr(PromptEncoder, "render", noting)
-    return noted
+    monkeypatch.setattr(PromptEncoder, "render", record_prompt)
+    return prompts
 
 
 def perform(fabric, folder, name, run="first"):
-    """Perform it by agents of a name of their own; return the run's speaker and their ids."""
+    """Perform the scenario with new agents; return the run's client and the agents' ids."""
     plan = SeriesPlan(SCENARIO, run, "digest", name)
     speaker = MovingClient(fabric.http, fabric.model_name, lambda: all_texts(fabric))
     assert len(performed(plan, speaker, folder).run.state.transcript) == plan.turns
@@ -174,7 +174,7 @@ def test_private_speech_reaches_no_other_agent(fabric, tmp_path, rendered):
     restarted = all_texts(fabric)
     copied = {w: {*agents, "copy"} if danny in agents else agents for w, agents in may_have.items()}
     rendered.clear()
-    second, _ = perform(fabric, tmp_path, "calm", run="second")  # by agents that remember
+    second, _ = perform(fabric, tmp_path, "calm", run="second")  # with the first run's memory
     again = all_texts(fabric)
 
     assert leaks([*first.prompts, *first.forked, *rendered_first, *moved], may_have) == []
@@ -192,7 +192,7 @@ def test_private_speech_reaches_no_other_agent(fabric, tmp_path, rendered):
 
 
 def test_leak_is_detected_without_visibility_check(fabric, tmp_path, monkeypatch, rendered):
-    """Without one check of who hears, the words are in the prompts and on the disks."""
+    """Without one visibility check, private words are in prompts and on disks."""
     monkeypatch.setattr(Phase, "hears", lambda *_: True)
     speaker, ids = perform(fabric, tmp_path, "leaky")
     found = leaks([*speaker.prompts, *rendered, *all_texts(fabric)], holders(ids))

@@ -206,7 +206,7 @@ def test_transcript_and_unmet_expectations_are_printed(fabric, tmp_path, capsys)
 
 
 def follow(http, run, after=None, until="run.ended"):
-    """Read a run's events, up to one of that name."""
+    """Read a run's events up to the first one named `until`."""
     headers = {"accept": "text/event-stream"} | ({"last-event-id": after} if after else {})
     events, fields = [], {}
     with http.stream("GET", f"/v1/scenarios/{run}", headers=headers) as response:
@@ -229,8 +229,8 @@ def turns_of(transcript):
 
 def test_run_is_followed_from_any_event(fabric):
     body = {"scenario": "prisoners-dilemma", "as": "router", "run": "dilemma"}
-    begun = fabric.http.post("/v1/scenarios", json=body)
-    assert begun.status_code == 202, begun.text
+    started = fabric.http.post("/v1/scenarios", json=body)
+    assert started.status_code == 202, started.text
     first = follow(fabric.http, "dilemma", until="phase.ended")
     rest = follow(fabric.http, "dilemma", after=first[-1][2])
     shown = fabric.http.get("/v1/scenarios/dilemma").json()
@@ -254,7 +254,7 @@ def test_command_line_follows_run_in_router(fabric, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "3/3 yard: marco on" in printed.err
     assert printed.out.endswith("all expectations hold\n")
-    assert main([*run, "--json"]) == 0, "the same run again is the one that has ended"
+    assert main([*run, "--json"]) == 0, "the run must not start again"
     assert json.loads(capsys.readouterr().out)["turns"] == {"done": 3, "total": 3}
     assert main(["scenario", "runs", *options, "--json"]) == 0
     listed = {row["id"]: row["state"] for row in json.loads(capsys.readouterr().out)["data"]}

@@ -1,4 +1,4 @@
-"""One tenant at a router with a real node: a crowd of its requests, and one that it gives up."""
+"""One tenant at a router with a real node: many requests at once, and an abandoned one."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ MESSAGES = [
 
 @pytest.fixture
 def fabric(tmp_path, monkeypatch) -> Iterator[LocalFabric]:
-    """Run a node that takes two requests at a time, slowly, and lets four wait."""
+    """Run a slow node that serves two requests at a time and queues four."""
     launch = Engine.launch
 
     def slowed(*arguments):
@@ -77,7 +77,7 @@ def test_tenant_over_its_share_gets_429_and_others_are_served(fabric):
         again = ask(bob, "bob-again", 2)
 
     assert served.usage.completion_tokens == 2
-    assert are_left, "alice did not wait for the end of the crowd"
+    assert are_left, "alice waited for all of bob's requests"
     assert len(done) + len(refused) == CROWD
     assert len(refused) >= CROWD - PLACES - ACTIVE
     for error in refused:
@@ -108,7 +108,7 @@ def test_disconnect_mid_stream_ends_turn_on_node(fabric, way):
         http.close()
     until(lambda: not node.live_turns)
 
-    assert len(sequence.answer_ids) - shown <= 2.0 / STEP_S, "not the whole answer"
+    assert len(sequence.answer_ids) - shown <= 2.0 / STEP_S, "the whole answer was generated"
     assert node.resources.engine.budget.reserved_bytes == 0
 
 

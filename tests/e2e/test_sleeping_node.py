@@ -1,4 +1,4 @@
-"""A node whose machine goes to sleep: its agents are served elsewhere at once, and it returns."""
+"""A node whose machine sleeps: its agents are served elsewhere at once, until it wakes."""
 
 import asyncio
 import time

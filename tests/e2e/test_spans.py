@@ -1,4 +1,4 @@
-"""Directives on messages by number, on texts and on tokens, as a program gives them."""
+"""Directives on messages by number, on texts and on tokens."""
 
 import json
 
@@ -21,7 +21,7 @@ HISTORY = [
 ASK_CODE = {"role": "user", "content": "The vault code of Mira is"}
 ASK_SHIP = {"role": "user", "content": "The ship name of Mira is"}
 START = HISTORY[1]["content"].index(CODE)
-# Each names the code, and nothing else of the second message but for the first.
+# Each selects the code; the last three select nothing else.
 SPANS = {
     "message": {"message": 1},
     "messages": {"messages": {"first": 1, "last": 2}},
@@ -99,7 +99,7 @@ def test_directed_span_stays_removed_when_resent(fabric, kind):
 
 @pytest.mark.parametrize("how", ["chat", "generate"])
 def test_cache_between_two_edited_spans_is_kept(fabric, how):
-    """The lines cannot tell by themselves where each was: the directives know."""
+    """The lines' positions follow from the directives, not from the lines themselves."""
     agent, line = f"repeated-{how}", "The harbour market is open.\n"
     history = [HISTORY[0], {"role": "user", "content": line * 60}, *HISTORY[2:]]
     chat(fabric, agent, [*history, ASK_SHIP])
@@ -147,7 +147,7 @@ def test_directive_can_name_tokens_of_the_record(fabric, mode):
 
 @pytest.mark.parametrize("mode", ["forget", "amortize"])
 def test_generate_only_agent_forgets_directed_text(fabric, mode):
-    """This includes text added by `generate`, of which no message is known."""
+    """This includes text added by `generate`, which belongs to no message."""
     agent = f"generate-{mode}"
     generate(fabric, agent, *HISTORY[:3], ASK_SHIP)
     generate(fabric, agent, HISTORY[3])

@@ -1,4 +1,4 @@
-"""Answers of prescribed formats through the official SDK: they fit, whole and streamed."""
+"""Structured answers through the official SDK match their format, whole and streamed."""
 
 import json
 from enum import StrEnum

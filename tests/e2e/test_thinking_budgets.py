@@ -1,4 +1,4 @@
-"""Budgets of thought, in every dialect, against real nodes whose model would think for ever."""
+"""Thinking budgets in every dialect, on real nodes whose model never ends its thought."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from node.mlx.engine import Engine
 from tests.support.agent_traffic import corpus
 from tests.support.local_fabric import local_fabric
 from tests.support.template_shapes import SHAPES, write_shape
-from tests.support.thinking_model import Mind, thinking
+from tests.support.thinking_model import ThoughtScript, thinking
 
 USER = [{"role": "user", "content": "Where is the lantern?"}]
 ANSWER = "the lantern is in the cellar"
@@ -28,7 +28,7 @@ PLACED = '{"place": "cellar"}'
 FUNCTION = {"name": "look", "parameters": PLACE}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 BUDGET = 20
-MARKS = 8  # tokens that the marks before a thought may take
+MARKS = 8  # most tokens of the marks before a thought
 ROOM = 200
 STEP_S = 0.03
 SWITCH = "<|end|><|start|>assistant<|channel|>"
@@ -50,12 +50,12 @@ def shape_of(name):
     return CHANNELS if name == "channels" else SHAPES[name]
 
 
-def mind_of(name):
-    """Return what the model of a shape thinks and answers."""
+def script_of(name):
+    """Return the script of a shape's model."""
     shape, is_harmony = shape_of(name), name == "channels"
     opening = {"thinks": "<think>\n", "channels": "<|channel|>analysis<|message|>"}.get(name, "")
 
-    def mind(request: GenerateRequest) -> Mind:
+    def script(request: GenerateRequest) -> ThoughtScript:
         end = shape.end
         if request.calls.must_call:
             answer = f'<tool_call>\n{{"name": "look", "arguments": {PLACED}}}\n</tool_call>'
@@ -64,11 +64,11 @@ def mind_of(name):
         else:
             answer = PLACED if request.sampling.output is not None else ANSWER
             answer = f"final<|message|>{answer}" if is_harmony else answer
-        # Without a thought, a header is all that comes before.
+        # Without a thought, only a header precedes the answer.
         mark = ENDS[name]
-        return Mind(opening + WORDS, mark, answer + end)
+        return ThoughtScript(opening + WORDS, mark, answer + end)
 
-    return mind
+    return script
 
 
 @pytest.fixture(scope="module", params=sorted(ENDS))
@@ -88,16 +88,16 @@ def serve(name, tmp_path_factory):
     parsers = {"channels": "harmony", "stripped_by_template": "json"}
     settings = {"tool_parser": parsers[name]} if name in parsers else {}
     with (
-        thinking(mind_of(name)) as minds,
+        thinking(script_of(name)) as thinking_model,
         local_fabric(folder, model, "node-a", "node-b", **settings) as instance,
     ):
-        instance.model = minds
+        instance.model = thinking_model
         yield instance
 
 
 @dataclass
 class ParsedAnswer:
-    """What a client read of an answer."""
+    """Parts of an answer as a client reads them."""
 
     text: str
     reasoning: str
@@ -200,7 +200,7 @@ def test_thought_ends_at_budget_and_answer_follows(fabric, dialect, stream):
     assert WORDS.startswith(thought)
     assert BUDGET - 3 <= len(tokenizer.encode(thought).ids) <= BUDGET
     if answer.reasoning_tokens is not None:
-        assert BUDGET <= answer.reasoning_tokens <= BUDGET + MARKS  # with the marks before it
+        assert BUDGET <= answer.reasoning_tokens <= BUDGET + MARKS  # including the marks before it
     assert answer.reasoning_tokens is None or answer.tokens > answer.reasoning_tokens
 
 
@@ -256,7 +256,7 @@ def test_node_settings_set_default_and_effort_budgets(tmp_path):
     model = str(write_shape(tmp_path / "model", SHAPES["thought_opened"], "full", [WORDS]))
     settings = {"thinking_budget": 9, "effort_budgets": EffortBudgets(low=5)}
     with (
-        thinking(mind_of("thought_opened")),
+        thinking(script_of("thought_opened")),
         local_fabric(tmp_path, model, "node-a", **settings) as instance,
     ):
         counts = [

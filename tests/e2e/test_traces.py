@@ -31,7 +31,7 @@ def fabric(tmp_path_factory):
 
 @contextmanager
 def traced(endpoint, **settings):
-    """Send the spans of this process to a collector; all of them, once the block is over."""
+    """Send the spans of this process to a collector, the last ones at the end of the block."""
     begin_tracing(TracingSettings(endpoint, **settings), "tests")
     try:
         yield
@@ -40,7 +40,7 @@ def traced(endpoint, **settings):
 
 
 def chat(fabric: LocalFabric, turn: str, agent: str, text: str = SECRET, **headers: str) -> str:
-    """Ask one turn; return its node."""
+    """Take one turn; return its node."""
     body = {
         "model": fabric.model_name,
         "messages": [{"role": "user", "content": text}],
@@ -53,7 +53,7 @@ def chat(fabric: LocalFabric, turn: str, agent: str, text: str = SECRET, **heade
 
 
 def wait_for(condition):
-    """Poll until something is true."""
+    """Poll until a condition holds."""
     for _ in range(600):
         if condition():
             return
@@ -89,7 +89,7 @@ def test_spans_of_a_turn_follow_it_from_its_client_to_its_node(fabric):
     assert received.resources[0]["service.instance.id"] == "tests"
     ordered = sorted(received.parts_of(serve), key=lambda part: part.start_ns)
     for before, after in pairwise(ordered):
-        assert before.end_ns <= after.start_ns + 1000  # parts of one moment each; rounded
+        assert before.end_ns <= after.start_ns + 1000  # parts do not overlap, except by rounding
     assert all(turn.start_ns <= each.start_ns for each in ordered)
 
 
@@ -204,17 +204,17 @@ def test_collector_that_hangs_delays_no_turn(fabric):
     with collector(answers=False) as received:
         with traced(received.url):
             chat(fabric, "turn-before-it-hangs", "patient")
-            assert received.arrived.wait(60)  # and is not answered
+            assert received.arrived.wait(60)  # and does not answer
             chat(fabric, "turn-while-it-hangs", "patient")
-            for _ in range(2 * SPANS_QUEUED_MAX):  # lost, without an error
+            for _ in range(2 * SPANS_QUEUED_MAX):  # spans are dropped without an error
                 begin_span("many").end()
         received.may_answer.set()
     assert not is_tracing()
 
 
 def test_collector_that_is_gone_is_reported_once(fabric):
-    with collector() as gone:
-        url = gone.url
+    with collector() as closed_collector:
+        url = closed_collector.url
     with logged_turns("fabric.hosting.otel_spans") as lines, traced(url):
         chat(fabric, "turn-without-collector", "lonely")
         wait_for(lambda: any(url in message for message, _ in lines))

@@ -1,4 +1,4 @@
-"""Whatever happens to an agent's memory between turns, its answers stay byte for byte."""
+"""Answers stay equal byte for byte, whatever happens to an agent's memory between turns."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ RECALL = "recall"
 def converse(
     fabric: LocalFabric, transcript: Transcript, disturb: Callable[[int, Answer], None]
 ) -> list[Answer]:
-    """Play a transcript, doing something to the fabric between turns; check every answer."""
+    """Play a transcript, disturbing the fabric between turns; check every answer."""
     agent = transcript.name.replace(" ", "-")
     messages = list(transcript.opening)
     answers: list[Answer] = []
@@ -32,7 +32,7 @@ def converse(
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
-    """Run a node that is left alone."""
+    """Run an undisturbed node."""
     with local_fabric(tmp_path_factory.mktemp("calm"), RECALL, "calm") as fabric:
         yield fabric
 
@@ -42,7 +42,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFabric]:
 def test_restart_eviction_and_migration_change_no_byte(
     make: Callable[[], Transcript], calm: LocalFabric, tmp_path: Path
 ) -> None:
-    """Evict, move and restart in turn; answers, token counts and reuse are those of calm."""
+    """Evict, move and restart in turn; answers, token counts and reuse equal a calm run's."""
     with local_fabric(tmp_path, RECALL, "left", "right") as fabric:
         after: list[str] = []
 
@@ -75,7 +75,7 @@ def test_two_agents_without_ids_alternate_warm(tmp_path: Path) -> None:
         name: [system, {"role": "user", "content": f"The {name} code is {name} lantern quartz."}]
         for name in ("alpha", "beta")
     }
-    seen: dict[str, set[str]] = {"alpha": set(), "beta": set()}
+    agents_by_name: dict[str, set[str]] = {"alpha": set(), "beta": set()}
 
     def turn(fabric: LocalFabric, name: str) -> Answer:
         answer = fabric.chat(talk[name])
@@ -83,7 +83,7 @@ def test_two_agents_without_ids_alternate_warm(tmp_path: Path) -> None:
             {"role": "assistant", "content": answer.text},
             {"role": "user", "content": f"The {name} code is"},
         ]
-        seen[name].add(answer.agent)
+        agents_by_name[name].add(answer.agent)
         return answer
 
     with local_fabric(tmp_path, RECALL, "left", "right") as fabric:
@@ -99,11 +99,11 @@ def test_two_agents_without_ids_alternate_warm(tmp_path: Path) -> None:
             answer = turn(fabric, name)
             assert (answer.cache, answer.match) == ("disk", "extend")
             assert answer.text == f" {name} lantern quartz."
-    assert [len(agents) for agents in seen.values()] == [1, 1]
+    assert [len(agents) for agents in agents_by_name.values()] == [1, 1]
 
 
 def test_prompts_cut_anywhere_answer_like_cold_ones(tmp_path: Path) -> None:
-    """EXACT, DIVERGE, and cuts inside a character or a merge give a cold run's answers."""
+    """Exact and diverging matches, and cuts inside a character or a merge, answer as a cold run."""
     head = {"role": "system", "content": "Notes: " + "größer 東京🦊 and then, " * 12}
     facts = "The vault code of Zoé is château-déjà-vu 東京 42.\n"
     prompts = [

@@ -1,4 +1,4 @@
-"""Random turns in every dialect, most of them accepted, to a real fabric: none fails inside."""
+"""Random turns in every dialect to a real fabric: most are accepted, none has an internal error."""
 
 import secrets
 
@@ -10,8 +10,8 @@ from tests.support.template_shapes import SHAPES, write_shape
 
 pytestmark = ALLOWS_RANDOM_THREADS
 KEY = "key-of-a-random-client"
-ACCEPTED_MIN = 0.5  # of the turns in each dialect
-TOKENS_MAX = 24  # of an answer, whatever is asked for: enough for a call and a format
+ACCEPTED_MIN = 0.5  # share of accepted turns in each dialect
+TOKENS_MAX = 24  # of an answer, whatever the request's limit: enough for a call and a format
 
 
 @pytest.fixture(scope="module")

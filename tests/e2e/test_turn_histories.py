@@ -44,8 +44,8 @@ def test_history_follows_its_agent_until_it_is_erased(fabric):
     home = first.headers["x-macfabric-node"]
     other = ({"left", "right"} - {home}).pop()
     assert fabric.http.post("/v1/agents/mira/migrate", json={"to": other}).status_code == 200
-    said = first.json()["choices"][0]["message"]["content"]
-    chat(fabric, "mira", SECOND, f"Tell me of {SECRET} seas.", said, "And of woods?")
+    first_answer = first.json()["choices"][0]["message"]["content"]
+    chat(fabric, "mira", SECOND, f"Tell me of {SECRET} seas.", first_answer, "And of woods?")
     kept = turns(fabric, "mira")
     assert [(turn["id"], turn["node"]) for turn in kept] == [(SECOND, other), (FIRST, home)]
     assert [turn["cache"] == "cold" for turn in kept] == [False, True]

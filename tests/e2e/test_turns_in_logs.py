@@ -1,4 +1,4 @@
-"""A node that offers an agent to another one logs the request for which it does."""
+"""A node that offers an agent to another node logs the request that caused it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Names in bytes are not the code's: fields are renamed without a stored byte changing."""
+"""Names in bytes are independent of the code's: renaming a field changes no stored byte."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -11,7 +11,7 @@ from fabric.errors import RejectedError
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What was stored."""
+    """The stored type."""
 
     count: int
     parts: tuple[int, ...]
@@ -20,7 +20,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """The same under better names."""
+    """The same type with renamed fields."""
 
     tokens_count: int = field(metadata=on_wire("count"))
     pieces: tuple[int, ...] = field(metadata=on_wire("parts"))
@@ -31,7 +31,7 @@ BEFORE, RENAMED = Before(3, (1, 2), 0.5), Renamed(3, (1, 2), 0.5)
 
 
 def test_renamed_fields_keep_their_bytes() -> None:
-    """Written and read under the old names, in every encoding."""
+    """Fields are written and read under the old names in every encoding."""
     assert pack(RENAMED) == pack(BEFORE)
     assert dump_json(RENAMED) == dump_json(BEFORE)
     packed = {"parts": [pack(1), pack(2)]}
@@ -50,13 +50,13 @@ def test_renamed_fields_keep_their_bytes() -> None:
     ],
 )
 def test_python_field_names_are_rejected_in_bytes(plain: dict[str, object]) -> None:
-    """There is one spelling; errors name the one that the sender used."""
+    """Only the name in bytes is accepted; errors quote the sender's name."""
     with pytest.raises(RejectedError, match=r"count|idle_since_s"):
         from_plain(Renamed, plain)
 
 
 def test_duplicate_wire_name_is_rejected() -> None:
-    """Found as soon as the type is used, not when a store cannot be read."""
+    """The error is raised when the type is first used, not when a store cannot be read."""
 
     @dataclass(frozen=True, slots=True)
     class Twice:
@@ -68,14 +68,14 @@ def test_duplicate_wire_name_is_rejected() -> None:
 
 
 class Level(IntEnum):
-    """Known by a number."""
+    """Enum of numbers."""
 
     LOW = 0
     HIGH = 1
 
 
 class Color(StrEnum):
-    """Known by a word."""
+    """Enum of words."""
 
     RED = "red"
 
@@ -89,7 +89,7 @@ class Chosen:
 
 
 def test_enum_is_decoded_by_value() -> None:
-    """It comes back as the member."""
+    """A decoded value is a member of the enum."""
     assert unpack(Chosen, pack(Chosen(Level.HIGH))) == Chosen(Level.HIGH)
 
 
@@ -102,7 +102,7 @@ def test_values_equal_to_an_enum_but_of_other_type_are_rejected(level: object) -
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_non_finite_number_is_rejected(number):
-    """NaN seconds of one node's queue would make every comparison of nodes false."""
+    """A NaN for one node's queue seconds would make every comparison of nodes false."""
 
     @dataclass(frozen=True, slots=True)
     class Load:

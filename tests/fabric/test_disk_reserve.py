@@ -1,4 +1,4 @@
-"""A drive is never filled, never emptied for others, and always takes some agents."""
+"""A store never fills a drive, does not make room for other files, and always takes some agents."""
 
 import pytest
 from hypothesis import given

@@ -17,7 +17,7 @@ def test_each_owner_may_take_half_of_the_remaining_share():
     assert counts == [32, 16, 8, 4]
     for _ in range(32):
         share.give("a")
-    assert all(share.take("b") for _ in range(4)), "what one gives back, others may take"
+    assert all(share.take("b") for _ in range(4)), "a returned share was not available to others"
 
 
 def test_three_owners_each_get_one_of_four_places():

@@ -1,4 +1,4 @@
-"""The count is exact for JSON, however it is spelled and cut into parts."""
+"""The count of JSON values is exact for any formatting and any split into parts."""
 
 import json
 import random

@@ -19,14 +19,14 @@ from fabric.settings import parse_settings
 
 
 def agent(name, size=10, idle=0.0, **more):
-    """Make a candidate called tenant-number; `shared` names a piece that others have, too."""
+    """Make a candidate called tenant-number; `shared` are pieces that others have, too."""
     pieces = {name: size, **more.pop("shared", {})}
     values = {"reuse_probability": 0.5, "saves_s": float(size), **more}
     return Candidate((name.split("-")[0], name), pieces, idle, **values)
 
 
 def names(choice):
-    return [gone.key[1] for gone in choice.dropped]
+    return [evicted.key[1] for evicted in choice.dropped]
 
 
 def test_no_agent_is_evicted_while_the_budget_suffices():
@@ -65,7 +65,7 @@ def test_expired_agents_are_evicted_but_active_ones_are_not():
         agent("a-pinned", idle=500, is_pinned=True),
     ]
     assert names(choose(crowd, 1_000, Rules(ttl_s=100))) == ["a-old"]
-    # Of a pin that has no part of the budget, nothing is left.
+    # A pin without a share of the budget has no effect.
     assert set(names(choose(crowd, 0, Rules(ttl_s=100)))) == {"a-old", "a-pinned", "a-young"}
 
 
@@ -84,8 +84,8 @@ def test_flood_evicts_nothing_of_a_tenant_within_its_floor():
     flood = [agent(f"a-{i}", idle=float(i)) for i in range(50)]
     choice = choose([*quiet, *flood], 100, Rules())
     assert choice.free_bytes == 0
-    assert {gone.key[0] for gone in choice.dropped} == {"a"}
-    # Without floors, recency alone would have taken exactly those.
+    assert {evicted.key[0] for evicted in choice.dropped} == {"a"}
+    # Without floors, recency alone would have evicted exactly those.
     floors = {tenant: TenantShare(floor=0.0) for tenant in "ab"}
     unfair = choose([*quiet, *flood], 100, Rules(floors, rank=by_recency))
     assert {"b-0", "b-1", "b-2", "b-3"} <= set(names(unfair))
@@ -120,7 +120,7 @@ def test_configured_floors_and_quotas_apply():
 def test_pinned_agents_are_evicted_last_within_their_share():
     crowd = [agent(f"a-{i}", idle=10.0 * i, is_pinned=i >= 4) for i in range(10)]
     choice = choose(crowd, 80, Rules())
-    # Two of six pinned agents fit a quarter of 80; the others are as good as unpinned.
+    # Two of six pinned agents fit a quarter of 80; the others count as unpinned.
     assert choice.held == {("a", "a-4"), ("a", "a-5")}
     assert names(choice) == ["a-9", "a-8"]
     crowd = [agent("a-pin", is_pinned=True, idle=99), agent("a-1"), agent("a-2", is_active=True)]
@@ -139,7 +139,7 @@ def test_spent_agents_are_evicted_first_even_if_pinned():
 
 
 def test_random_evictions_respect_floors_quotas_and_activity():
-    """Random tiers: fits unless active ones are in the way; floors, quotas, actives, pins."""
+    """Random tiers fit their budget unless active agents prevent it; floors and quotas hold."""
     rng = random.Random(7)
     for _ in range(300):
         tenants = "abc"[: rng.randrange(1, 4)]
@@ -158,15 +158,15 @@ def test_random_evictions_respect_floors_quotas_and_activity():
         ]
         budget = rng.randrange(10, 400)
         before, choice = tier_state(crowd, budget, rules), choose(crowd, budget, rules)
-        gone = {c.key for c in choice.dropped}
-        left = [c for c in crowd if c.key not in gone]
-        after = tier_state(left, budget, rules)
+        evicted = {c.key for c in choice.dropped}
+        remaining = [c for c in crowd if c.key not in evicted]
+        after = tier_state(remaining, budget, rules)
         assert after.free_bytes == choice.free_bytes >= before.free_bytes
         assert not any(c.is_active for c in choice.dropped)
         floors = rules.floors_bytes({c.tenant for c in crowd}, budget)
-        held = {t: sum(c.size_bytes for c in left if c.tenant == t) for t in floors}
+        held = {t: sum(c.size_bytes for c in remaining if c.tenant == t) for t in floors}
         if choice.free_bytes < 0:
-            assert all(c.is_active or held[c.tenant] <= floors[c.tenant] for c in left)
+            assert all(c.is_active or held[c.tenant] <= floors[c.tenant] for c in remaining)
         for c in choice.dropped:
             had = sum(x.size_bytes for x in crowd if x.tenant == c.tenant)
             assert had > min(floors[c.tenant], rules.quota_bytes(c.tenant, budget))

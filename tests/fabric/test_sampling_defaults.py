@@ -36,7 +36,7 @@ def test_defaults_are_read_from_the_generation_config():
 def test_model_that_does_not_sample_is_greedy():
     assert model_defaults({**QWEN, "do_sample": False})["temperature"] == 0.0
     assert model_defaults({"do_sample": False}) == {"temperature": 0.0}
-    assert "temperature" not in model_defaults({"eos_token_id": 1}), "an absent field says nothing"
+    assert "temperature" not in model_defaults({"eos_token_id": 1}), "an absent field set a default"
 
 
 @pytest.mark.parametrize(

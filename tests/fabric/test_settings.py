@@ -1,4 +1,4 @@
-"""Settings as people write them: all mistakes at once, in words; amounts with units."""
+"""Settings files: all errors are reported at once and explained; amounts take units."""
 
 import pytest
 
@@ -29,7 +29,7 @@ SECONDS = {
     "7d": 604_800,
 }
 NO_SECONDS = ["", "10", "m", "-1h", "1h m", "10 minutes", "1h30"]
-# Setting, what is written, and what the error says beside the setting's name.
+# Setting, written value, and the error's text beside the setting's name.
 WRONG = [
     ("node.hot_bytes", "8G", "a number of bytes, such as 8589934592 or 8GiB, not '8G'"),
     ("node.hot_bytes", 8.5, "a number of bytes"),

@@ -1,4 +1,4 @@
-"""Long lists as arrays: they behave as the tuples they stand for, and pack as they always did."""
+"""Long lists as arrays: they behave as tuples, and their encoding is unchanged."""
 
 import random
 from dataclasses import replace

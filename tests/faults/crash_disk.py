@@ -1,11 +1,11 @@
 """Every legal content of a disk after a power loss, for a trace of operations.
 
-A trace says what a program asked for. Until a file is flushed, any of its written pages may
-be missing, zero or cut; until a directory is flushed, any of the changes to its entries may
-be missing, whatever their order. Everything else must be there, but for what the drive's cache
-has: all that was flushed since it was last emptied may be missing, from any point on.
+A trace lists the operations that a program requested. Until a file is flushed, any of its written
+pages may be missing, zero or cut; until a directory is flushed, any of the changes to its entries
+may be missing, in any order. Everything else must be present, except the contents of the drive's
+cache: operations flushed since it was last emptied may be missing, from any point on.
 
-`CrashDisk` performs a publish as a chosen list of steps and writes such a trace.
+`CrashDisk` performs a publish as a chosen list of steps and records such a trace.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from fabric.errors import CorruptDataError
 from tests.support.opened_file import OpenedFile
 
 PAGE_BYTES = 8192
-SUBSETS_MAX = 4  # of more independent parts than this, only a sample is tried
+SUBSETS_MAX = 4  # with more independent parts, only a sample of the subsets is tried
 PRODUCT_MAX = 64
 
 
@@ -80,13 +80,13 @@ class Trace:
         self._bind(directory, (old, None), (new, self.names[directory, old]))
 
     def move(self, old: tuple[str, str], new: tuple[str, str]) -> None:
-        """Rename between directories: each of them remembers its half on its own."""
+        """Rename between directories, each of which persists its half independently."""
         inode = self.names[old]
         self._bind(new[0], (new[1], inode))
         self._bind(old[0], (old[1], None))
 
     def overwrite(self, name: str, offset: int, data: bytes) -> None:
-        """Damage a file as a drive does: unseen by the program, and permanently."""
+        """Damage a file as a drive does: permanently and unnoticed by the program."""
         inode = self.names[tuple(name.split("/"))]
         self.ops += [Write(inode, offset, data), Flush(inode), EmptyCache()]
 
@@ -110,10 +110,10 @@ class Trace:
         return max(done, default=0)
 
     def crash_states(self, upto: int) -> Iterator[Tree]:
-        """Yield each tree of files that may be found if power fails after `upto` operations.
+        """Yield each tree of files that may exist if power fails after `upto` operations.
 
-        What the drive had kept in its cache is a state of an earlier moment: it counts where
-        something was acknowledged since, and was yielded for that moment otherwise.
+        If the drive loses its cache, the tree is that of an earlier operation: it is yielded only
+        if something was acknowledged since, as it was yielded for that operation otherwise.
         """
         emptied = [i for i, op in enumerate(self.ops[:upto]) if isinstance(op, EmptyCache)]
         promised = self.acknowledged(upto)
@@ -122,7 +122,7 @@ class Trace:
                 yield from self._states(self.ops[:kept])
 
     def _states(self, ops: list[Op]) -> Iterator[Tree]:
-        """Yield what the drive may hold if it wrote everything that was flushed."""
+        """Yield the possible contents of a drive that wrote everything flushed."""
         directories = sorted({op.directory for op in ops if isinstance(op, Bind)})
         spaces = [_directory_states(ops, directory) for directory in directories]
         contents: dict[int, list[bytes]] = {}
@@ -143,7 +143,7 @@ class Trace:
 
 
 def _choices(options: list[list[bytes]]) -> Iterator[tuple[bytes, ...]]:
-    """Combine one option for each file; where those are too many, vary one file at a time."""
+    """Combine one option for each file; if there are too many, vary one file at a time."""
     if prod(map(len, options)) <= PRODUCT_MAX:
         yield from itertools.product(*options)
         return
@@ -161,7 +161,7 @@ def _subsets(items: list) -> list[tuple]:
 
 
 def _directory_states(ops: list[Op], directory: str) -> list[dict[str, int]]:
-    """List what the directory may contain: flushed changes, and any of the others."""
+    """List the possible contents of a directory: flushed changes, and any of the others."""
     flushed = max((i for i, op in enumerate(ops) if op == FlushDirectory(directory)), default=-1)
     changes = [
         (i, op) for i, op in enumerate(ops) if isinstance(op, Bind) and op.directory == directory
@@ -178,7 +178,7 @@ def _directory_states(ops: list[Op], directory: str) -> list[dict[str, int]]:
 
 
 def _file_states(ops: list[Op], inode: int) -> list[bytes]:
-    """List what the file may contain: flushed writes, and any pages of the others."""
+    """List the possible contents of a file: flushed writes, and any pages of the others."""
     flushed = max((i for i, op in enumerate(ops) if op == Flush(inode)), default=-1)
     sure, others = bytearray(), []
     for i, op in enumerate(ops):
@@ -211,7 +211,7 @@ SOUND = ("create", "write", "flush", "rename", "flush directory")
 
 
 class CrashDisk:
-    """A Disk in memory that publishes by the given steps and traces what it does."""
+    """A Disk in memory that publishes by the given steps and traces its operations."""
 
     def __init__(
         self,

@@ -14,17 +14,17 @@ _RESET = struct.pack("ii", 1, 0)  # linger 0: close sends a reset
 
 @dataclass(frozen=True)
 class Fault:
-    """What one connection suffers, counted in bytes on their way from server to client."""
+    """Faults of one connection, by position in the bytes sent from server to client."""
 
-    cut_at: int | None = None  # then both sides see a reset
-    stall_at: int | None = None  # then nothing moves, and no side hangs up
-    flip_at: int | None = None  # this byte arrives inverted
+    cut_at: int | None = None  # both sides see a reset from here on
+    stall_at: int | None = None  # nothing is forwarded from here on, and the connection stays open
+    flip_at: int | None = None  # this byte is inverted
     pause_s: float = 0.0  # before each chunk
     chunk_bytes: int = _CHUNK_BYTES
 
 
 class FaultProxy:
-    """Forwards to `target`; connection n suffers `faults[n]`, later ones nothing."""
+    """Proxy to `target` that applies `faults[n]` to connection n, and none to later ones."""
 
     def __init__(self, target, faults=()):
         self._target = target
@@ -32,8 +32,8 @@ class FaultProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.connections = 0
-        self.from_client = []  # what each client sent
-        self.from_server = []  # what each client got
+        self.from_client = []  # bytes sent by each client
+        self.from_server = []  # bytes received by each client
         self._sockets = []
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -92,14 +92,14 @@ class FaultProxy:
                 if fault.flip_at is not None and passed <= fault.flip_at < passed + len(chunk):
                     chunk[fault.flip_at - passed] ^= 0xFF
                 time.sleep(fault.pause_s)
-                record += chunk[: 1 << 20]  # before sending: the receiver may look at once
+                record += chunk[: 1 << 20]  # before sending: the receiver may check at once
                 sink.sendall(chunk)
                 passed += len(chunk)
         if fault.cut_at is not None and passed >= fault.cut_at:
             self._reset(source, sink)
 
     def _reset(self, *sockets):
-        time.sleep(0.05)  # let the receiver take what was forwarded
+        time.sleep(0.05)  # let the receiver read the forwarded bytes
         for sock in sockets:
             with suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

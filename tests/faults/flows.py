@@ -1,11 +1,11 @@
 """Everything that changes a node's disk, as steps of one history through the real agent store.
 
-save, save over (sweep), save of a neighbour that shares a block, migrate in, migrate in over an
-older record, erase, quarantine of a record, quarantine of a block, a save after it, old windows
-dropped from a record (thin), a save, the eviction of an agent from the disk, and several
-directives for one that stays, made and taken back. Records
-have full, window and state blocks. After any cut the records are those before the step under
-way or those after it, with their very bytes, and nothing else lies in the blocks' folder.
+The steps: a save, a save over it (sweep), a save of a neighbour that shares a block, a migration
+in, a migration in over an older record, an erasure, the quarantine of a record, the quarantine of
+a block, a save after it, old windows trimmed from a record, a save, the eviction of an agent from
+the disk, and several directives for an agent that stays, added and undone. Records have full,
+window and state blocks. After any cut the records are, byte for byte, those before or after the
+current step, and nothing else lies in the blocks' folder.
 """
 
 import random
@@ -142,7 +142,7 @@ D3 = Context(replace(D1.record, revision=3, directives=(*_UNDONE, *_DIRECTIVES[3
 HURT = A3.blocks[3]  # the window block behind the shared one
 assert HURT.ref.group is CacheGroup.WINDOW
 
-# The contexts on disk after each step.
+# Contexts on disk after each step.
 STATES: list[list[Context]] = [
     [], [A1], [A2], [A2, B1], [A2, B1, C1], [A3, B1, C1], [A3, C1], [A3], [A3], [A4],
     [A5], [A5, D1], [D1], [D2], [D3],
@@ -153,7 +153,7 @@ BLOCKS = {block.ref: block for state in STATES for context in state for block in
 
 @dataclass
 class World:
-    """One process's view of the disk: recovered, then changed step by step."""
+    """A process with the disk: it recovers, then takes step by step."""
 
     disk: object
     damage: Callable[[str], None]
@@ -174,7 +174,7 @@ class World:
         self.lost_count = records.lost_count
 
     def done(self) -> int:
-        """Return the last step whose outcome lies on the disk, or -1."""
+        """Return the last step whose outcome is on disk, or -1."""
         found = sorted(self.held.values(), key=lambda record: record.agent)
         for step in range(LAST, -1, -1):
             if found == [context.record for context in STATES[step]]:
@@ -248,10 +248,10 @@ class World:
         self.store.blocks.load_into(block.ref, block.parent, block.tokens, [memoryview(into)])
         return bytes(into)
 
-    # --- what must hold ----------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------
 
     def problems(self, acknowledged: int) -> Iterator[str]:
-        """Yield what is wrong after a restart, given the last acknowledged step."""
+        """Yield the problems after a restart, given the last acknowledged step."""
         done = self.done()
         if done < 0:
             yield f"a mixed state after step {acknowledged}: {sorted(self.held)}"
@@ -279,10 +279,10 @@ class World:
 
 
 def live(disk, acknowledge: Callable[[int], None], damage: Callable[[str], None]) -> None:
-    """Recover, then take the steps that are left."""
+    """Recover, then take the remaining steps."""
     world = World(disk, damage)
     done = world.done()
-    assert done >= 0, "only called on a sound disk"
+    assert done >= 0, "the disk must be sound"
     acknowledge(done)
     for step, take in enumerate(world.steps()):
         if step > done:
@@ -291,5 +291,5 @@ def live(disk, acknowledge: Callable[[int], None], damage: Callable[[str], None]
 
 
 def problem_after_restart(disk, acknowledged: int, damage) -> str | None:
-    """Recover from `disk` as a node does; return what is wrong, or None."""
+    """Recover from `disk` as a node does; return the first problem, or None."""
     return next(World(disk, damage).problems(acknowledged), None)

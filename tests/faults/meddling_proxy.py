@@ -1,4 +1,4 @@
-"""A man in the middle of the data plane: he knows the wire format, but not the cluster's key."""
+"""A man in the middle of the data plane, with the wire format but without the cluster's key."""
 
 import socket
 import threading
@@ -22,7 +22,7 @@ _UNSEALED = (Hello, Challenge, Proof)
 
 
 class Unit:
-    """What one MAC or two cover on their way: a frame, and the slice that a head announces."""
+    """Unit covered by one or two MACs in transit: a frame, and the slice that a head announces."""
 
     def __init__(self, message, frame, payload=b""):
         self.message = message
@@ -35,7 +35,7 @@ class Unit:
 
 
 class MeddlingProxy:
-    """Passes every unit of connection n through `meddlers[n](unit) -> bytes`, later ones as is.
+    """Proxy that passes units of connection n through `meddlers[n](unit)`, if there is one.
 
     `side` names the sender whose units are changed. A meddler that returns None hangs up.
     """
@@ -98,7 +98,7 @@ def _read(sock):
     message = decode_body(announced, body)
     if isinstance(message, _UNSEALED):
         return Unit(message, head + body)
-    if isinstance(message, Refusal):  # sealed or not: the last word of either kind
+    if isinstance(message, Refusal):  # sealed or not; no message follows
         return Unit(message, head + body + sock.recv(MAC_BYTES))
     frame = head + body + _exactly(sock, MAC_BYTES)
     if not isinstance(message, PayloadHead):

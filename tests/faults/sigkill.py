@@ -1,4 +1,4 @@
-"""Forked victims that die by SIGKILL before one of their disk operations, or in the middle of it.
+"""Forked victims that die by SIGKILL before or during one of their disk operations.
 
 The scripts that use it run as processes of their own, so that neither pytest nor its libraries
 are in the processes that die.
@@ -13,7 +13,7 @@ from node.store.posix_disk import PosixDisk
 
 
 def arm(point, operations, *, torn):
-    """Make operation number `point` of this process its last; if torn, half of it happens."""
+    """Kill this process at operation number `point`; if torn, after half of the operation."""
     numbers = count()
     for name in operations:
         call = getattr(os, name)
@@ -24,7 +24,7 @@ def arm(point, operations, *, torn):
                     whole = b"".join(bytes(view) for view in args[1])
                     os.write(args[0], whole[: len(whole) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
-            # The page cache outlives a process, so flushing it would only take time.
+            # The page cache outlives a process, so flushing it would only cost time.
             return None if _name == "fsync" else _call(*args, **kwargs)
 
         setattr(os, name, counted)
@@ -45,5 +45,5 @@ def die_at(point, root, operations, take, *, torn):
             os._exit(1)
     _, status = os.waitpid(victim, 0)
     os.close(acknowledgements)
-    assert status in (0, signal.SIGKILL), "a victim dies by our hand or finishes its work"
+    assert status in (0, signal.SIGKILL), "a victim is killed or finishes its work"
     return os.WIFSIGNALED(status)

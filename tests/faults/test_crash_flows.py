@@ -1,7 +1,7 @@
 """Power fails anywhere in any flow: save, sweep, migrate in, erase, quarantine.
 
-Every legal state of the disk must recover. A checker that finds nothing proves nothing, so it must
-also catch protocols that are broken on purpose.
+Every legal state of the disk must recover. The checker must also detect protocols that are broken
+on purpose, as a checker that detects nothing proves nothing.
 """
 
 import pytest
@@ -15,16 +15,16 @@ BAD_BYTE = b"\xa5"
 
 
 def ignore_damage(_name: str) -> None:
-    """What was damaged before the power failed stays so."""
+    """Do nothing: files damaged before the power failure stay damaged."""
 
 
 def problems(trace: Trace, *, first_only: bool = False) -> tuple[set[str], int]:
-    """Recover from every crash state; return what went wrong, and count the distinct states."""
+    """Recover from every crash state; return the problems and the number of distinct states."""
     found, seen = set(), set()
     for upto in range(len(trace.ops) + 1):
         acknowledged = trace.acknowledged(upto)
         for tree in trace.crash_states(upto):
-            # Temporaries are removed unread, and an empty folder is no file.
+            # Temporaries are removed unread, and empty folders are ignored.
             kept = (name for name in tree if "/" in name and "/.tmp-" not in name)
             files = {name: tree[name] for name in kept}
             key = (acknowledged, tuple(sorted(files.items())))
@@ -68,7 +68,7 @@ def run_for_real(monkeypatch, root, platform: str) -> Trace:
 
 
 class RecordsFirst(CrashDisk):
-    """Holds blocks back until the record that refers to them is published."""
+    """Broken protocol: blocks are published after the record that refers to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class RecordsFirst(CrashDisk):
 
 
 class BlocksRemovedFirst(CrashDisk):
-    """Removes a record only with the blocks that it refers to, and after them."""
+    """Broken protocol: a record is removed after its blocks."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Power fails anywhere: the legal states of the disk, all of them, must recover.
+"""Power fails anywhere: every legal state of the disk must recover.
 
-A checker that finds nothing proves nothing, so it must also catch each broken protocol.
+The checker must also detect each broken protocol, as one that detects nothing proves nothing.
 """
 
 import itertools
@@ -15,9 +15,9 @@ from tests.faults.turns import HISTORY, SOUND_ORDER, problem_after_restart, take
 
 
 def problems(trace: Trace, first: int = 0, *, stop: bool = True) -> tuple[set[str], int]:
-    """Recover from every crash state; return what went wrong, and how many states there were.
+    """Recover from every crash state; return the problems and the number of states.
 
-    With `stop`, only until the first crash point at which something did.
+    With `stop`, end at the first crash point with a problem.
     """
     found, seen, count = set(), set(), 0
     for upto in range(first, len(trace.ops) + 1):
@@ -26,7 +26,7 @@ def problems(trace: Trace, first: int = 0, *, stop: bool = True) -> tuple[set[st
         acknowledged = trace.acknowledged(upto)
         for tree in trace.crash_states(upto):
             count += 1
-            # Temporaries are removed unread: their contents make no other state.
+            # Temporaries are removed unread: their contents make no difference.
             files = {name: data for name, data in tree.items() if "/.tmp-" not in name}
             key = (acknowledged, tuple(sorted(files.items())))
             if key not in seen:
@@ -149,7 +149,7 @@ def test_lower_durability_does_not_survive_power_loss(traced, durability):
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_kill_restart_and_power_loss_are_survived(monkeypatch, tmp_path, platform):
-    """What a killed process left unflushed must be durable before the next one builds on it."""
+    """The next process must flush a killed process's writes before it builds on them."""
     states = 0
     for point in itertools.count():
         with monkeypatch.context() as patch:

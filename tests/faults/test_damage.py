@@ -1,4 +1,4 @@
-"""Damaged files: a read gives the right bytes or a miss, never others."""
+"""Damaged files: a read returns the right bytes or is a miss."""
 
 import random
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Case:
         return self.header + self.block.payload
 
     def is_a_miss(self, raw: bytes) -> bool:
-        """Put `raw` where the block lies; tell whether it is refused and taken out of use."""
+        """Store `raw` in the block's place; return whether it is rejected and quarantined."""
         store, files = self.store, self.store._disk.files
         files.clear()
         files[self.name] = bytes(raw)
@@ -91,7 +91,7 @@ def test_flipped_header_bytes_are_detected(group):
         raw = flipped(case.raw, 8 * at + rng.randrange(8))
         assert case.is_a_miss(raw), f"byte {at}"
         if at >= text_bytes + 100:
-            continue  # padding: the parser stops at the first of it that is no space
+            continue  # padding: the parser stops at its first character that is not a space
         try:
             parsed = parse_header(bytes(raw[: len(case.header)]), len(raw))
         except CorruptDataError:
@@ -101,7 +101,7 @@ def test_flipped_header_bytes_are_detected(group):
 
 @GROUPS
 def test_flipped_payload_bits_are_detected(group):
-    """Every bit; of a small state, that is fewer than of keys."""
+    """Flip every bit; a small state has fewer than keys have."""
     case = case_of(group)
     bits = range(8 * len(case.header), 8 * len(case.raw))
     assert len(bits) >= 1_000
@@ -132,7 +132,7 @@ def test_truncated_and_extended_files_are_detected(group):
 
 @GROUPS
 def test_swapped_files_are_detected(group):
-    """Other tokens, other bits, another place, another group: never in this block's place."""
+    """Files of other tokens, bits, positions or groups are rejected in this block's place."""
     case, block = case_of(group), case_of(group).block
     others = [
         make_block(2, 3, case.spec, group=group),
@@ -141,9 +141,9 @@ def test_swapped_files_are_detected(group):
     ]
     others += [make_block(1, 3, MIXED, group=other) for other in CacheGroup if other is not group]
     for other in others:
-        there = Case(other, MIXED if other.ref.group is not group else case.spec)
-        assert case.is_a_miss(there.raw)
-        assert there.is_a_miss(case.raw)
+        other_case = Case(other, MIXED if other.ref.group is not group else case.spec)
+        assert case.is_a_miss(other_case.raw)
+        assert other_case.is_a_miss(case.raw)
 
 
 def test_damaged_block_is_quarantined_and_recomputed(tmp_path):

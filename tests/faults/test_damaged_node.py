@@ -1,6 +1,6 @@
-"""A whole node over damaged files, of a window and of a hybrid model: a miss, never other words.
+"""A whole node over damaged files of a window and of a hybrid model: misses, never wrong words.
 
-Prompts are computed on the exact grid, so what is computed again is bit-equal to a cold run.
+Prompts are computed on the exact grid, so recomputed tokens are bit-equal to a cold run.
 """
 
 import json
@@ -35,7 +35,7 @@ def logprobs_of(reply: Reply) -> list[tuple[str, float]]:
 
 
 def prompt_of(service: NodeService, tokens_min: int) -> str:
-    """Repeat words: training a tokenizer is not repeatable, so a text's length in tokens varies."""
+    """Repeat words up to a length in tokens, since training a tokenizer is not repeatable."""
     prompt = WORDS
     while len(service.node.resources.tokenizer.encode(prompt).ids) < tokens_min:
         prompt += WORDS
@@ -52,7 +52,7 @@ def files_of(service: NodeService, group: CacheGroup) -> list:
 
 
 def flip_bits(files, rng) -> None:
-    """Flip one bit of each: of the first one's header, of the others' payload."""
+    """Flip one bit in the first file's header and in each other file's payload."""
     for index, path in enumerate(files):
         size = path.stat().st_size
         flip(path, size - 1 - rng.randrange(size // 4) if index else rng.randrange(500))
@@ -65,7 +65,7 @@ def truncate(files, rng) -> None:
 
 
 def swap(files, rng) -> None:
-    """Give every file the next one's content, its own length's if there is one."""
+    """Replace every file's content by the next one's, of the same length if possible."""
     contents = [path.read_bytes() for path in files]
     for path, other in zip(files, contents[1:] + contents[:1], strict=True):
         path.write_bytes(other if len(files) > 1 else bytes(reversed(other)))
@@ -107,7 +107,7 @@ def test_answers_over_damaged_files_equal_those_of_a_cold_run(name, tmp_path):
                 assert reply.admitted.cached_tokens < restored.admitted.cached_tokens
                 assert warm.node.view().damaged_blocks > before
                 assert warm.node.health.degraded is None
-                # All of it was found and computed again at once, not one block a turn.
+                # All damage was detected and recomputed in one turn, not one block a turn.
                 call(warm, Flush(drop_hot=True), Done)
                 healed = answer(warm, prompt, "agent")
                 assert logprobs_of(healed) == want
@@ -119,7 +119,7 @@ def test_answers_over_damaged_files_equal_those_of_a_cold_run(name, tmp_path):
 @pytest.mark.parametrize("name", sample(GROUPS, "qwen3_5"))
 @pytest.mark.nightly
 def test_damaged_folder_is_checked_repaired_and_served(name, tmp_path, capsys):
-    """Refused while the node runs, sound when it has stopped, of use again after a repair."""
+    """fsck refuses a running node, finds a stopped one sound, and repairs its damaged folder."""
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     data = tmp_path / "data"
 
@@ -153,7 +153,7 @@ def test_damaged_folder_is_checked_repaired_and_served(name, tmp_path, capsys):
         [agent] = service.node.resources.table
         assert agent.manifest.is_truncated
         assert agent.manifest.tokens_count == 512
-        stranger = ask(service, prompt, max_tokens=1)  # begins like it, and is not taken for it
+        stranger = ask(service, prompt, max_tokens=1)  # an unnamed agent
         assert stranger.admitted.agent != "agent"
         assert logprobs_of(answer(service, prompt, "agent")) == want
         assert not agent.manifest.is_truncated

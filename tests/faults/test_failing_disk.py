@@ -1,4 +1,4 @@
-"""A disk that fails at any operation: one clear error, no temporary left, nothing lost."""
+"""A disk that fails at any operation: one clear error, no temporary file, no loss."""
 
 import errno
 import os
@@ -38,7 +38,7 @@ def damage(path):
 
 @pytest.fixture(autouse=True)
 def skip_fsync(monkeypatch):
-    """Flush nothing for real: the drive is not what fails here."""
+    """Make fsync do nothing: the drive itself does not fail here."""
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
 
 
@@ -47,7 +47,7 @@ CALLS = ("open", "mkdir", "writev", "fsync", "rename", "unlink", "stat", "fstat"
 
 @contextmanager
 def failing(monkeypatch, point: int, cause: int, numbers):
-    """Let operation number `point` fail once with `cause`."""
+    """Make operation number `point` fail once with `cause`."""
     with monkeypatch.context() as patch:
         for name in CALLS:
             call = getattr(os, name)
@@ -66,7 +66,7 @@ class Enough(Exception):  # noqa: N818 - no error
 
 
 def first_turn(root):
-    """Take one turn and stop, as a process that ends."""
+    """Take one turn and stop, as if the process ended."""
 
     def stop(revision):
         if revision == 1:
@@ -83,7 +83,7 @@ def first_turn(root):
     "cause", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.EROFS]
 )
 def test_every_failed_operation_leaves_a_recoverable_disk(tmp_path, monkeypatch, cause, restarted):
-    """One failing operation anywhere: one clear error, no temporary, nothing lost, then on."""
+    """One failing operation gives one clear error, no temporary and no loss; later turns work."""
     failures = 0
     for point in count():
         if restarted:
@@ -105,7 +105,7 @@ def test_every_failed_operation_leaves_a_recoverable_disk(tmp_path, monkeypatch,
         assert left == [], f"operation {point}"
         promised.append(max(promised))
         take_turns(disk, promised.append)
-        # Only a failing drive may cost a record, and then the whole of it.
+        # Only a failing drive may lose a record, and only as a whole.
         assert promised == sorted(promised) or cause == errno.EIO
         assert problem_after_restart(disk, len(HISTORY)) is None, f"operation {point}"
         disk.close()
@@ -142,7 +142,7 @@ def test_failed_put_leaves_the_store_unchanged(tmp_path, monkeypatch, cause):
 
 @pytest.mark.parametrize("cause", [errno.EIO, errno.EMFILE])
 def test_failed_load_is_a_miss(tmp_path, monkeypatch, cause):
-    """A failing drive takes the block out of use; a lack of descriptors does not."""
+    """A failing drive quarantines the block; a lack of descriptors does not."""
     misses = 0
     for point in count():
         disk = PosixDisk(tmp_path / str(point), "none")
@@ -170,7 +170,7 @@ def test_failed_quarantine_still_drops_the_block(tmp_path, monkeypatch, cause):
         damage(disk.root / NAME)
         with failing(monkeypatch, point, cause, count()), pytest.raises(FabricError):
             BLOCK.load_from(store)
-        if store.has(BLOCK.ref):  # it failed before anything was read
+        if store.has(BLOCK.ref):  # the call failed before anything was read
             with pytest.raises(CorruptDataError):
                 BLOCK.load_from(store)
         BLOCK.put_into(store)
@@ -201,7 +201,7 @@ def test_failed_fsync_is_not_retried(tmp_path, monkeypatch):
 
 
 def test_system_file_size_limit_is_reported_as_full(tmp_path):
-    """A real EFBIG from the kernel, first in the middle of a write."""
+    """The kernel itself returns EFBIG, first in the middle of a write."""
     disk = PosixDisk(tmp_path / "root", "full")
     store, records = BlockStore(disk, SPEC, FINGERPRINT), ManifestStore(disk, CLUSTER_KEY)
     record = make_manifest([BLOCK])
@@ -227,7 +227,7 @@ def test_system_file_size_limit_is_reported_as_full(tmp_path):
 
 
 def test_evicted_agent_with_undecided_record_leaves_no_block(tmp_path, monkeypatch):
-    """A save failed in place and could not be undone: the blocks of both records are removed."""
+    """A save failed and could not be undone: the blocks of both records are removed."""
     disk = PosixDisk(tmp_path / "root", "full")
     world = World(disk, lambda _: None)
     world.save(A1)

@@ -1,4 +1,4 @@
-"""Files that systems leave on drives, and drives that cannot be written when a node starts."""
+"""Files that operating systems leave on drives, and drives that are read-only at a node's start."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def model(tmp_path):
 
 
 def add_twins(folder: Path) -> int:
-    """Put a `._` file beside every file, and `.DS_Store` into every folder, as macOS does."""
+    """Add a `._` file beside every file, and `.DS_Store` to every folder, as macOS does."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name[:2] != "._"]
     for path in files:
         path.with_name(f"._{path.name}").write_bytes(APPLE_DOUBLE)
@@ -41,7 +41,7 @@ def agents_of(service) -> set[str]:
 
 
 def test_apple_double_files_are_ignored(model, tmp_path, capsys):
-    """Beside every stored file, made while a node runs, and in the model's folder."""
+    """They lie beside every stored file and in the model's folder, and appear while a node runs."""
     data = tmp_path / "data"
     add_twins(model)
     with running(data / "nodes", str(model)) as service:

@@ -22,11 +22,11 @@ OPERATIONS = (
     "open", "mkdir", "writev", "fsync", "rename", "unlink", "close", "stat", "fstat", "readv",
     "lseek",
 )  # fmt: skip
-SAMPLE = 17  # every so many operations; a prime, so that it meets every kind of them
+SAMPLE = 17  # interval of the sampled operations; a prime, so that every kind is sampled
 
 
 def damage_under(root: Path):
-    """Return what flips a byte of a file behind the disk's back, once."""
+    """Return a function that flips a byte of a file once, bypassing the disk."""
 
     def damage(name: str) -> None:
         path = root / name
@@ -59,7 +59,7 @@ def acknowledged(root: Path) -> int:
 
 
 def check_all(folder: Path, step: int) -> int:
-    """Kill at every `step`-th operation; check what each victim left; return their number."""
+    """Kill at every `step`-th operation; check the files of each victim; return their number."""
     done = subprocess.run(
         [sys.executable, __file__, str(folder), str(step)],
         cwd=REPOSITORY,
@@ -75,12 +75,12 @@ def check_all(folder: Path, step: int) -> int:
         last = acknowledged(root)
         problem = problem_after_restart(disk, last, damage)
         if problem is None:
-            live(disk, lambda _step: None, damage)  # and the node lives on
+            live(disk, lambda _step: None, damage)  # and the node continues
             problem = problem_after_restart(disk, LAST, damage)
         disk.close()
-        left = [path.name for path in root.rglob(".tmp-*")]
-        if problem or left:
-            found[root.name] = (problem, left)
+        temporaries = [path.name for path in root.rglob(".tmp-*")]
+        if problem or temporaries:
+            found[root.name] = (problem, temporaries)
         promised.add(last)
     assert found == {}
     assert len(promised) >= (LAST + 1 if step == 1 else LAST - 2)
@@ -97,7 +97,7 @@ def test_every_kill_leaves_the_old_or_the_new_state(tmp_path):
 
 
 def test_checker_detects_broken_disks(tmp_path):
-    """Every fault makes a disk that no correct node leaves behind."""
+    """Each fault produces a disk that no correct node leaves."""
     faults = {
         "a record lacks a block": lambda root: next(root.glob("blocks/*.state")).unlink(),
         "although": lambda root: next(root.glob("manifests/*")).unlink(),

@@ -33,7 +33,7 @@ def main(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """Return the roots that the victims left, in the order of their deaths."""
+    """Return the victims' folders in the order of their deaths."""
     folder = tmp_path_factory.mktemp("killed")
     done = subprocess.run(
         [sys.executable, __file__, str(folder)],
@@ -58,15 +58,15 @@ def test_every_kill_leaves_the_old_or_the_new_state(killed):
         disk = PosixDisk(root, "none")
         problem = problem_after_restart(disk, acknowledged(root))
         if problem is None:
-            take_turns(disk, lambda _revision: None)  # and the agent lives on
+            take_turns(disk, lambda _revision: None)  # and the agent continues
             problem = problem_after_restart(disk, len(HISTORY))
         disk.close()
-        left = [path.name for path in root.rglob(".tmp-*")]
-        if problem or left or (root / "quarantine").exists():
-            found[root.name] = (problem, left)
+        temporaries = [path.name for path in root.rglob(".tmp-*")]
+        if problem or temporaries or (root / "quarantine").exists():
+            found[root.name] = (problem, temporaries)
 
     assert found == {}
-    # Nothing is left to remove after the third, so no victim dies having acknowledged it.
+    # The third turn removes nothing after its acknowledgement, so no victim dies after that.
     assert {acknowledged(root) for root in killed} == {0, 1, 2}
 
 

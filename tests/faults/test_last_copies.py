@@ -1,4 +1,4 @@
-"""The last copy of an agent within reach: never dropped, and served once its owner is gone."""
+"""The last reachable copy of an agent is not dropped, and is served after its owner is lost."""
 
 import time
 
@@ -41,13 +41,13 @@ def test_last_replica_is_not_dropped_and_serves_without_its_owner(tmp_path):
         while not answers or answers[-1][0] == 503:
             answers.append(drop_copy(fabric, "dropped"))
             assert time.monotonic() < until_s, answers
-        assert answers[0] == (503, "node_lost"), "its lease is not over"
+        assert answers[0] == (503, "node_lost"), "its lease has not expired"
         assert answers[-1] == (409, "only_copy"), answers
         turn = fabric.chat(MESSAGES, agent="dropped", max_tokens=4)
         assert (turn.node, turn.cached_tokens > 20) == ("mac-a", True)
 
         del fabric.services["mac-b"]
-        fabric.restart_router()  # this one never hears of mac-b
+        fabric.restart_router()  # this router never meets mac-b
         shown = fabric.http.get("/v1/agents/left").json()
         assert (shown["owner"], shown["replicas"]) == (None, ["mac-a"])
         pinned = fabric.http.post("/v1/agents/left/pin", json={"pinned": True})

@@ -1,4 +1,4 @@
-"""Two emulated Macs with two cables: each dial uses its own, and a pulled one is noticed."""
+"""Two emulated Macs with two cables: connections use their cable, and a pulled one is detected."""
 
 import json
 import subprocess
@@ -31,17 +31,17 @@ class Station:
         argv = [sys.executable, str(STATION), self.name]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.child = fleet.exec(mac, argv, **pipes)
-        self.look()
+        self.update_addresses()
 
-    def look(self):
-        """List this Mac's addresses; a cable that was just plugged in takes a moment."""
+    def update_addresses(self):
+        """Update this Mac's addresses; a cable that was just plugged in takes a moment."""
         deadline_s = time.monotonic() + WAIT_S
-        while len(addresses := self.ask("refresh")) < 2:
+        while len(addresses := self.send_order("refresh")) < 2:
             assert time.monotonic() < deadline_s, addresses
             time.sleep(0.05)
         self.addresses = addresses
 
-    def ask(self, do, **order):
+    def send_order(self, do, **order):
         self.child.stdin.write(json.dumps({"do": do, **order}) + "\n")
         self.child.stdin.flush()
         line = self.child.stdout.readline()
@@ -50,10 +50,10 @@ class Station:
 
     def set_peers(self, other):
         peer = {"name": other.name, "incarnation": 1, "addresses": other.addresses}
-        self.ask("meet", call={"peers": [peer]})
+        self.send_order("meet", call={"peers": [peer]})
 
     def views(self):
-        return {view["peer_device"]: view for view in self.ask("views")}
+        return {view["peer_device"]: view for view in self.send_order("views")}
 
     def until(self, holds):
         deadline_s = time.monotonic() + WAIT_S
@@ -75,12 +75,12 @@ def stations(fleet):
 
 
 def carried(fleet, stations, device):
-    """Return what each device of the source sends while the target asks for 1 MiB over `device`."""
+    """Return the bytes that each device of the source sends while the target fetches by one."""
     source, target = stations
     (address,) = (a for a in source.addresses if a["device"] == device)
     before = {name: fleet.sent_bytes(0, name) for name in fleet.devices(0)}
     back = {name: fleet.sent_bytes(1, name) for name in fleet.devices(1)}
-    measured = target.ask("probe", peer=source.name, address=address, bytes=MIB)
+    measured = target.send_order("probe", peer=source.name, address=address, bytes=MIB)
     assert measured == {"moved": MIB, "device": device, "problem": None}
     out = {name: fleet.sent_bytes(0, name) - count for name, count in before.items()}
     requests_sent_bytes = {name: fleet.sent_bytes(1, name) - count for name, count in back.items()}
@@ -89,7 +89,7 @@ def carried(fleet, stations, device):
 
 @pytest.fixture
 def one_network(fleet):
-    """Put both cables of both Macs into one network: the trap that routes fall into."""
+    """Put both cables of both Macs into one network, where routes choose the wrong cable."""
     hosts = [fleet.ethernet_host(mac).rsplit(".", 1) for mac in range(2)]
     old = [fleet.thunderbolt_host(mac, 1 - mac) for mac in range(2)]
     for mac, (network, last) in enumerate(hosts):
@@ -120,7 +120,7 @@ def test_transfer_uses_the_cable_of_its_address(fleet, stations, device):
 @pytest.mark.parametrize("device", ["en0", CABLE])
 def test_transfer_uses_its_cable_when_both_share_a_network(fleet, stations, one_network, device):
     for station in stations:
-        station.look()
+        station.update_addresses()
     other = CABLE if device == "en0" else "en0"
     out, requests_sent_bytes = carried(fleet, stations, device)
 
@@ -131,9 +131,9 @@ def test_transfer_uses_its_cable_when_both_share_a_network(fleet, stations, one_
 
 def test_links_are_measured_and_a_pulled_cable_is_detected(fleet, stations):
     for station in stations:
-        station.look()
+        station.update_addresses()
     source, target = stations
-    target.ask("start")
+    target.send_order("start")
     target.set_peers(source)
 
     def rated(views):
@@ -148,7 +148,7 @@ def test_links_are_measured_and_a_pulled_cable_is_detected(fleet, stations):
         "en0": "en0",
         CABLE: CABLE,
     }
-    # Shaped ten to one; a probe of a moment sees some of each bucket's first fill.
+    # Rates are ten to one; a short probe measures part of each token bucket's initial fill.
     assert views[CABLE]["bytes_per_s"] > 2 * views["en0"]["bytes_per_s"]
 
     fleet.cut(1, CABLE)

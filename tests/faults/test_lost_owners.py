@@ -1,4 +1,4 @@
-"""Every verb of an agent whose node was just killed: served, or refused with a retry time.
+"""Every verb on an agent whose node was just killed is served or refused with a retry time.
 
 The table names every route with an agent in its path, so that a new verb fails until it is listed.
 """
@@ -16,48 +16,48 @@ from tests.support.process_fabric import ProcessFabric, process_fabric
 
 DEADLINE_S = 60.0
 FACT = "The code of the vault is otter lantern quartz."
-SEEN = {200, 201}
+SERVED = {200, 201}
 
 BASE = "/v1/agents/{agent}"
 DIRECTIVE = {"directives": [{"message": 0, "replacement": "The code is not for you."}]}
 EARLIER = {"earlier": {"message": 0}, "later": {"message": 2}}
-# What each verb is sent, and what it answers once a replica has taken over.
+# Body of each verb, and its statuses after a replica has taken over.
 VERBS = {
-    ("post", f"{BASE}/directives"): (DIRECTIVE, SEEN),
-    ("get", f"{BASE}/directives"): (None, SEEN),
-    ("delete", f"{BASE}/directives"): (None, SEEN),
-    ("delete", f"{BASE}/directives/{{operation}}"): (None, SEEN),
-    ("post", f"{BASE}/rebuild"): ({}, SEEN),
-    ("post", f"{BASE}/fork"): ({"as": "{agent}-fork"}, SEEN),
-    ("post", f"{BASE}/pin"): ({"pinned": True}, SEEN),
-    ("post", f"{BASE}/share"): ({"scope": "agent"}, SEEN),
-    ("post", f"{BASE}/decay"): ({"after_s": 60}, SEEN),
-    ("delete", f"{BASE}/decay"): (None, SEEN),
-    ("post", f"{BASE}/close"): ({}, SEEN),
-    ("post", f"{BASE}/evict"): ({}, SEEN),
-    ("post", f"{BASE}/supersede"): (EARLIER, SEEN),
-    ("post", f"{BASE}/hibernate"): ({}, SEEN),
-    ("post", f"{BASE}/migrate"): ({"to": "{other}"}, SEEN),
-    ("post", f"{BASE}/replicate"): ({"to": "{other}"}, SEEN),
-    ("post", f"{BASE}/prefetch"): ({}, SEEN),
-    ("delete", f"{BASE}/prefetch"): (None, SEEN),
-    ("post", f"{BASE}/generate"): ({"text": " The code of the vault is", "max_tokens": 4}, SEEN),
-    ("post", f"{BASE}/resume"): (None, {400}),  # without a file: no node is called
-    ("get", BASE): (None, SEEN),
-    ("get", f"{BASE}/turns"): (None, SEEN),
-    ("delete", BASE): (None, SEEN),
+    ("post", f"{BASE}/directives"): (DIRECTIVE, SERVED),
+    ("get", f"{BASE}/directives"): (None, SERVED),
+    ("delete", f"{BASE}/directives"): (None, SERVED),
+    ("delete", f"{BASE}/directives/{{operation}}"): (None, SERVED),
+    ("post", f"{BASE}/rebuild"): ({}, SERVED),
+    ("post", f"{BASE}/fork"): ({"as": "{agent}-fork"}, SERVED),
+    ("post", f"{BASE}/pin"): ({"pinned": True}, SERVED),
+    ("post", f"{BASE}/share"): ({"scope": "agent"}, SERVED),
+    ("post", f"{BASE}/decay"): ({"after_s": 60}, SERVED),
+    ("delete", f"{BASE}/decay"): (None, SERVED),
+    ("post", f"{BASE}/close"): ({}, SERVED),
+    ("post", f"{BASE}/evict"): ({}, SERVED),
+    ("post", f"{BASE}/supersede"): (EARLIER, SERVED),
+    ("post", f"{BASE}/hibernate"): ({}, SERVED),
+    ("post", f"{BASE}/migrate"): ({"to": "{other}"}, SERVED),
+    ("post", f"{BASE}/replicate"): ({"to": "{other}"}, SERVED),
+    ("post", f"{BASE}/prefetch"): ({}, SERVED),
+    ("delete", f"{BASE}/prefetch"): (None, SERVED),
+    ("post", f"{BASE}/generate"): ({"text": " The code of the vault is", "max_tokens": 4}, SERVED),
+    ("post", f"{BASE}/resume"): (None, {400}),  # without a file, no node is called
+    ("get", BASE): (None, SERVED),
+    ("get", f"{BASE}/turns"): (None, SERVED),
+    ("delete", BASE): (None, SERVED),
 }
 KINDS = ("first", "alone", "copied")
 OWNERLESS = {("get", BASE), ("delete", BASE), ("post", f"{BASE}/resume")}
 
 
-def spelled(verb):
+def id_of_verb(verb):
     method, path = verb
     return f"{method}-{path.removeprefix(BASE).strip('/').replace('/', '-') or 'agent'}"
 
 
 def names_of(kind):
-    """Return an agent for every verb, so that no verb affects the agent of another."""
+    """Return an agent's name for every verb, so that no verb affects another one's agent."""
     return {verb: f"{kind}-{number}" for number, verb in enumerate(VERBS)}
 
 
@@ -71,7 +71,7 @@ def send(fabric, verb, agent, other):
 
 
 def check_refusal(answer, agent):
-    """Check that a 503 names the agent and its lost node, and says when to try again."""
+    """Check that a 503 names the agent and its lost node, and has a retry time."""
     assert int(answer.headers["retry-after"]) >= 1
     message = answer.json()["error"]["message"]
     assert agent in message, message
@@ -79,7 +79,7 @@ def check_refusal(answer, agent):
 
 
 def settled(fabric, verb, agent, other="mac-c"):
-    """Repeat a verb while it is refused for now; return the last answer."""
+    """Repeat a verb while it is refused temporarily; return the last answer."""
     until_s = time.monotonic() + DEADLINE_S
     while True:
         answer = send(fabric, verb, agent, other)
@@ -122,7 +122,7 @@ class OwnerLoss:
 def loss(tmp_path_factory):
     """Make agents on mac-b, some of them with a replica on mac-a, and kill mac-b.
 
-    Every verb is sent once at that moment; the other cases begin when the lease has run out.
+    Every verb is sent once at that moment; the other cases begin when the lease has expired.
     """
     folder = tmp_path_factory.mktemp("lost")
     with process_fabric(folder, "recall", "mac-a", "mac-b", "mac-c") as fabric:
@@ -161,7 +161,7 @@ def lease_of(fabric, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS, ids=spelled)
+@pytest.mark.parametrize("verb", VERBS, ids=id_of_verb)
 def test_refusal_at_node_loss_names_the_agent_and_its_node(loss, verb):
     answer = loss.at_once[verb]
     if answer.status_code == 503:
@@ -171,7 +171,7 @@ def test_refusal_at_node_loss_names_the_agent_and_its_node(loss, verb):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS, ids=spelled)
+@pytest.mark.parametrize("verb", VERBS, ids=id_of_verb)
 def test_verb_is_served_by_the_replica(fabric_after_loss, verb):
     agent = names_of("copied")[verb]
     answer = settled(fabric_after_loss, verb, agent)
@@ -185,7 +185,7 @@ def test_verb_is_served_by_the_replica(fabric_after_loss, verb):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS, ids=spelled)
+@pytest.mark.parametrize("verb", VERBS, ids=id_of_verb)
 def test_verb_without_a_replica_waits_for_the_next_turn(fabric_after_loss, verb):
     agent = names_of("alone")[verb]
     answer = settled(fabric_after_loss, verb, agent)

@@ -1,7 +1,7 @@
-"""The active router is killed, frozen or cut off under streams: the other one serves.
+"""The active router is killed, frozen or cut off during streams: the standby serves.
 
-Real processes and real nodes, which refuse the old router. The simulation has these faults in any
-order (`tests/sim/test_two_routers.py`).
+Processes and nodes are real, and nodes refuse the old router. The simulation has these faults in
+any order (`tests/sim/test_two_routers.py`).
 """
 
 import os
@@ -47,16 +47,16 @@ def test_the_standby_serves_and_every_node_refuses_the_old_router(
 
 
 def check_follows(one, two):
-    """Check that a router that was away becomes the standby, and forwards turns."""
+    """Check that a router that returns becomes the standby, and forwards turns."""
     until_role(one, "standby")
-    seconds_until_served(one)  # its clients retry until it has heard of the new one
+    seconds_until_served(one)  # its clients retry until it knows the new router
     assert shown(two)["role"] == "active"
 
 
 class FarMac:
-    """A namespace with a cable to the fabric and another one to the clients, who share this one.
+    """Namespace with a cable to the fabric and one to the clients, which share this namespace.
 
-    Unplugged at this side, a cable loses packets in silence, as a switch that fails does.
+    Unplugged at this side, a cable drops packets silently, as a failed switch does.
     """
 
     def __init__(self, number):
@@ -99,7 +99,7 @@ def far_mac():
 @pytest.mark.privileged
 @pytest.mark.skipif(namespaces.why_not() is not None, reason=str(namespaces.why_not()))
 def test_the_standby_serves_while_the_active_router_is_cut_off(tmp_path, record_property):
-    """Clients still reach the old router, which reaches neither nodes nor the standby."""
+    """Clients still reach the old router, but it reaches neither nodes nor the standby."""
     with (
         far_mac() as mac,
         two_routers(tmp_path, mac) as (nodes, one, two),

@@ -1,7 +1,7 @@
-"""Kills and lost messages at every step of a move: one owner, right answers, nothing left.
+"""Kills and lost messages at every step of a move: one owner, right answers, no leftovers.
 
-The steps are those of an undisturbed move, taken from what was sent, so that a new one is
-covered by itself. Nodes are real, their deaths keep what their disks had; see mortal_fabric.
+The steps are the messages of an undisturbed move, so new steps are covered automatically. Nodes
+are real, and their deaths preserve their disks; see mortal_fabric.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ STORY = f"The vault code of Mira is {SECRET}. " + " ".join(
 )
 QUESTION = "The vault code of Mira is"
 SAMPLE = 7
-STEPS_MIN = 5  # a move has no fewer; fewer seen would mean that nothing was tried
+STEPS_MIN = 5  # every move has as many; fewer would mean that nothing was tested
 NODE_DEATHS = [
     (moment, victim) for moment in ("before", "after") for victim in ("source", "target")
 ]
@@ -35,15 +35,15 @@ def anyio_backend():
 
 
 class Move:
-    """One agent on its way from the node that owns it to the other one."""
+    """Move of one agent from its owner to the other node."""
 
     def __init__(self, world, agent):
         self.world, self.agent = world, agent
-        self.story = f"This is the story {agent}. {STORY}"  # no block of it is any other agent's
+        self.story = f"This is the story {agent}. {STORY}"  # shares no block with other agents
         self.first, self.source, self.target = "", "", ""
         self.base = 0
         self.router_died = False
-        self.acknowledged_tokens = 0  # of a turn that was answered before all was well again
+        self.acknowledged_tokens = 0  # of a turn that was answered before recovery
 
     async def begin(self):
         self.first, admitted = await self.world.ask(self.agent, self.story, max_tokens=2)
@@ -52,7 +52,7 @@ class Move:
         self.base = len(self.world.sent)
 
     async def run(self):
-        """Move; return how that ended."""
+        """Move the agent; return the new epoch or the error's code."""
         migrations = self.world.router.moves
         try:
             receipt = await migrations.migrate("default", self.agent, self.target)
@@ -77,7 +77,7 @@ class Move:
             await self.world.macs[getattr(self, victim)].die()
 
     def at(self, index, moment, action):
-        """Have `action` happen at one step, before or after it is carried out."""
+        """Run `action` before or after one step."""
 
         async def meddle(message, carry):
             if message.index - self.base != index:
@@ -94,7 +94,7 @@ class Move:
         self.world.meddle = meddle
 
     def in_mid_copy(self, victim):
-        """Have a node die when the target has stored the first of several blocks."""
+        """Kill a node when the target has stored the first of several blocks."""
         loop = asyncio.get_running_loop()
         blocks = self.world.macs[self.target].node.resources.store.blocks
         adopt, mac = blocks.adopt, self.world.macs[getattr(self, victim)]
@@ -108,7 +108,7 @@ class Move:
         blocks.adopt = adopt_and_die
 
     async def recover(self):
-        """Bring back what died, and check that all is as it should be."""
+        """Restart the dead processes, and check all invariants."""
         world = self.world
         if self.router_died:
             await world.kill_router()
@@ -123,13 +123,13 @@ class Move:
         await self.answers()
         owner = await world.await_one_owner(self.agent)
         for mac in world.macs.values():
-            work = mac.node.moves.cleanup.abort_stale(0.0)  # an hour has passed
+            work = mac.node.moves.cleanup.abort_stale(0.0)  # as after an hour
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, mac.service._loop))
         await world.await_no_loose_blocks()
         return owner
 
     async def answers(self):
-        """Ask until an answer arrives, as a client does."""
+        """Repeat a turn until it is answered, as a client does."""
         async with asyncio.timeout(SETTLE_S):
             while True:
                 try:
@@ -157,7 +157,7 @@ async def undisturbed(world):
 
 
 async def run_all_points(folder, deaths, *, every=1):
-    """Try every point of a move; return how many, and what went wrong where."""
+    """Try every point of a move; return their number, and the problems by point."""
     wrong, count = {}, 0
     async with mortal_fabric(folder, "recall", "node-a", "node-b") as world:
         steps = await undisturbed(world)
@@ -184,7 +184,7 @@ async def run_all_points(folder, deaths, *, every=1):
 
 
 async def _lose_reply():
-    """Only the answer is lost."""
+    """Do nothing: only the reply is lost."""
 
 
 async def _lose_message():
@@ -198,7 +198,7 @@ LOSSES = [(moment, what) for moment in ("before", "after") for what in ("router"
 @pytest.mark.slow
 @pytest.mark.parametrize("deaths", [LOSSES, NODE_DEATHS], ids=["losses", "node deaths"])
 async def test_sampled_kills_and_losses_leave_one_owner(tmp_path, deaths):
-    """Every seventh point: it meets most steps, and every way to die."""
+    """Every seventh point covers most steps and every kind of death."""
     count, wrong = await run_all_points(tmp_path, deaths, every=SAMPLE)
 
     assert wrong == {}
@@ -221,14 +221,14 @@ async def test_node_killed_during_copy_leaves_one_owner(tmp_path, victim):
         await move.begin()
         move.in_mid_copy(victim)
         outcome = await move.run()
-        assert world.macs[getattr(move, victim)].service is None, "it died"
+        assert world.macs[getattr(move, victim)].service is None, "no node was killed"
         await move.recover()
 
     assert outcome != 2
 
 
 async def test_checks_detect_missing_recovery(tmp_path, monkeypatch):
-    """Without recovery, a lost release leaves a seal, and a lost router unreferenced blocks."""
+    """Without recovery, a lost release leaves a sealed agent, a lost router unreferenced blocks."""
     monkeypatch.setattr(Recovery, "resolve", lambda *_: asyncio.sleep(0))
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
         sealed = Move(world, "sealed")
@@ -249,7 +249,7 @@ async def test_checks_detect_missing_recovery(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("seed", sample(range(2), 0))
 async def test_duplicate_and_late_messages_change_nothing(tmp_path, seed):
-    """Everything of a move arrives again: at once, and all of it once more behind the end."""
+    """Every message of a move arrives twice at once, and again after the move's end."""
     chance = random.Random(seed)
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
         move = Move(world, "alice")

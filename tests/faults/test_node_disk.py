@@ -1,4 +1,4 @@
-"""A whole node on a disk that fails: right answers, honest promises, and saved afterwards."""
+"""A whole node on a failing disk: right answers, correct durability, and later saves."""
 
 import asyncio
 import errno
@@ -29,7 +29,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cold(model, tmp_path_factory):
-    """Return what an untroubled node answers to each prompt."""
+    """Return a function that gives the answer of a healthy node to each prompt."""
     with running(tmp_path_factory.mktemp("cold"), model) as service:
         known = {}
 
@@ -47,7 +47,7 @@ def view_of(service, agent: str):
 
 
 def wait_until(holds) -> None:
-    """Let the node's own flusher work."""
+    """Wait until the node's own flusher has reached a state."""
     for _ in range(6_000):
         if holds():
             return
@@ -56,7 +56,7 @@ def wait_until(holds) -> None:
 
 
 def cool_all(service) -> None:
-    """Drop what may be dropped, on the node's loop."""
+    """Drop every cache that may be dropped, on the node's loop."""
 
     async def cool() -> None:
         service.node.resources.table.drop_resident(0)
@@ -81,7 +81,7 @@ REFUSALS = {
 def test_turns_on_a_refusing_disk_are_saved_after_recovery(
     model, cold, tmp_path, monkeypatch, name
 ):
-    """The turn ends well and says that it is not durable; the next good moment saves it."""
+    """The turn succeeds and is reported as not durable; it is saved once the disk works."""
     cause, calls = REFUSALS[name]
     faults = FailingCalls(cause, calls).install(monkeypatch)
     prompt = WORDS * 12
@@ -97,9 +97,9 @@ def test_turns_on_a_refusing_disk_are_saved_after_recovery(
         assert not second.finished.durable
         assert service.node.health.degraded
         assert service.node.view().degraded
-        seen = view_of(service, "hurt")
-        assert (seen.durable, "hot" in seen.tiers) == (False, True)
-        # Nothing takes it out of memory, not even a flush that drops what is hot.
+        view = view_of(service, "hurt")
+        assert (view.durable, "hot" in view.tiers) == (False, True)
+        # Nothing drops it from memory, not even a flush of hot caches.
         note = call(service, Flush(drop_hot=True), Done).detail
         assert "memory only" in note
         assert service.node.resources.table.get(("default", "hurt")).cache is not None
@@ -152,7 +152,7 @@ def test_unsavable_agents_do_not_block_others(model, tmp_path, monkeypatch):
 
         def refusing(record, previous):
             if record.agent != f"agent-{FLUSH_FAILURES_MAX}":
-                raise CorruptDataError("blocks went")  # noqa: TRY003 - as the store says it
+                raise CorruptDataError("blocks went")  # noqa: TRY003 - as the store does
             publish(record, previous)
 
         monkeypatch.setattr(service.node.resources.store, "publish", refusing)
@@ -164,7 +164,7 @@ def test_unsavable_agents_do_not_block_others(model, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("reason", ["idle", "wanted"])
 def test_unsaved_agents_are_retried(model, tmp_path, monkeypatch, reason):
-    """An agent over the hot budget stays in memory until the disk has it, and then goes."""
+    """An agent over the hot budget stays in memory until it is on disk, and is then dropped."""
     if reason == "idle":
         monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     monkeypatch.setattr("node.upkeep.FLUSH_RETRY_S", 0.0)
@@ -173,7 +173,7 @@ def test_unsaved_agents_are_retried(model, tmp_path, monkeypatch, reason):
         faults.is_broken = True
         assert not ask(service, WORDS * 12, agent="hurt", **BRIEF).finished.durable
         agent = service.node.resources.table.get(("default", "hurt"))
-        for _ in range(2):  # tried again and refused again
+        for _ in range(2):  # retried and refused again
             refused = len(faults.failed)
             if reason == "wanted":
                 service._make_room(1)
@@ -189,16 +189,16 @@ def test_unsaved_agents_are_retried(model, tmp_path, monkeypatch, reason):
         assert service.node.health.degraded is None
 
 
-def trouble_at(service, faults, point, prompt):
+def turn_with_failure_at(service, faults, point, prompt):
     """Take a turn in which disk operation `point` fails; return the reply."""
-    faults.point, faults.seen, faults.is_broken = point, 0, True
+    faults.point, faults.calls_count, faults.is_broken = point, 0, True
     reply = ask(service, prompt, agent="hurt", **BRIEF)
     faults.mend()
     return reply
 
 
 def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
-    """Fail the n-th operation of a turn, for every `step`-th n; then go on and restart."""
+    """Fail the n-th operation of a turn, for every `step`-th n; then continue and restart."""
     failures = 0
     for cause in causes:
         faults = FailingCalls(cause).install(monkeypatch)
@@ -209,7 +209,7 @@ def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
                 first = ask(service, start, agent="hurt", **BRIEF)
                 bystander = ask(service, WORDS * 3, agent="other", **BRIEF)
                 cool_all(service)
-                second = trouble_at(service, faults, point, grown(start, first.text))
+                second = turn_with_failure_at(service, faults, point, grown(start, first.text))
                 assert second.text == cold(grown(start, first.text)), point
                 agent = service.node.resources.table.get(("default", "hurt"))
                 assert agent.is_durable == second.finished.durable, point
@@ -254,7 +254,7 @@ def test_slow_disk_does_not_change_answers(model, cold, tmp_path, monkeypatch):
         again = ask(service, prompt, agent="slow", **BRIEF)
         assert again.admitted.cache is CacheTier.DISK
         assert again.text == reply.text
-    assert faults.seen > 10
+    assert faults.calls_count > 10
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_slow_disk_does_not_change_answers(model, cold, tmp_path, monkeypatch):
     ["llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in WITH_OTHER_GROUPS)],
 )
 def test_turn_saved_late_is_restored_bit_exactly(tmp_path, monkeypatch, name):
-    """With windows and recurrent states: as if the disk had never refused."""
+    """Windows and recurrent states are restored as if the disk had never failed."""
     config = SMALL if name == "llama" else ARCHITECTURES[name]
     model = str(write_model(tmp_path / "model", config))
     prompts = [WORDS * 24 + "größer naïve " * times for times in (0, 8, 9)]
@@ -275,7 +275,7 @@ def test_turn_saved_late_is_restored_bit_exactly(tmp_path, monkeypatch, name):
         want = []
         for number in range(len(prompts)):
             want.append(talk(service, number))
-            cool_all(service)  # so that each turn continues from the disk, as below
+            cool_all(service)  # so that each turn continues from the disk, as in the other run
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     with running(tmp_path, model, "hurt") as service:
         got = [talk(service, 0)]

@@ -1,6 +1,6 @@
 """Acknowledgements of a node whose heartbeats are lost while its streams still arrive.
 
-Control and tokens take different ways (Ray, HTTP), so that one may be cut without the other.
+Control calls use Ray and tokens use HTTP, so either may be cut without the other.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def anyio_backend():
 
 async def soon(condition):
     async with asyncio.timeout(SETTLE_S):
-        while not condition():  # noqa: ASYNC110 - leases run out by the clock alone
+        while not condition():  # noqa: ASYNC110 - leases expire by the clock alone
             await asyncio.sleep(0.01)
 
 
@@ -39,7 +39,7 @@ def metric(world, name):
 
 
 async def start_long_answer(world):
-    """Make an agent, and a long answer of it that streams; return answer, node, and the task."""
+    """Create an agent and stream a long answer of it; return the answer, node, and task."""
     first, admitted = await world.ask("alice", STORY, max_tokens=2)
     streaming = asyncio.Event()
     slow = asyncio.create_task(
@@ -90,13 +90,13 @@ async def test_turns_are_rejected_by_a_node_whose_agent_was_taken_over(tmp_path)
             codes.append(caught.value.code)
         views = await world.views("alice")
 
-    # 0 is a turn that was found by its content: any epoch would do, but a replica's.
+    # Epoch 0 is a turn identified by its content: any epoch would do, but not a replica's.
     assert codes == [RetryElsewhereError.code, StaleEpochError.code]
     assert views[old].state is OwnerState.REPLICA
 
 
 async def test_suspended_router_expires_no_lease(tmp_path, monkeypatch):
-    """A lid that closes on the router: on waking, no time has passed for any lease."""
+    """The router's machine sleeps and wakes: that time does not count for any lease."""
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b", scale=1.0) as world:
         first, admitted = await world.ask("alice", STORY, max_tokens=2)
         fleet = world.router.fleet

@@ -1,4 +1,4 @@
-"""Hundreds of requests at once are served or answered with 429, and no lease ends."""
+"""Hundreds of simultaneous requests are served or get 429, and no lease expires."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.support.tiny_models import ONE_LAYER, write_model
 
 
 def test_a_spike_on_a_small_fabric_is_served_or_put_off(tmp_path):
-    """Router and nodes share one Python here, so that each holds up the others most."""
+    """Router and nodes share one Python process here, the worst case for mutual delays."""
     model = str(write_model(tmp_path / "model", ONE_LAYER))
     with local_fabric(tmp_path, model, "mac-a", "mac-b", router={"queue_max": 64}) as fabric:
         fabric.await_agents()

@@ -1,4 +1,4 @@
-"""A router's process that restarts loses no request: streams end, new requests wait."""
+"""A restart of the router's process loses no request: streams end, new requests wait."""
 
 import json
 import threading
@@ -27,7 +27,7 @@ from tests.support.tiny_models import LLAMA, write_model
 
 pytestmark = pytest.mark.slow
 OPERATOR = {OPERATOR_HEADER: OPERATOR_KEY}
-WAITING = 8  # requests that come during the restart
+WAITING = 8  # requests that arrive during the restart
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Directives and forks of runs on a killed node: from a replica, or after a turn.
 
-By a client over HTTP, and in the router by its own turns.
+Runs of an HTTP client, and runs inside the router.
 """
 
 import json
@@ -59,8 +59,8 @@ def kill_mac_b(fabric):
         shown = fabric.http.get(path).json()
         assert shown["owner"] == "mac-b", shown
         for node in shown["replicas"]:
-            gone = fabric.http.post(f"{path}/evict", json={"from": "disk", "node": node})
-            assert gone.status_code == 200, gone.text
+            evicted = fabric.http.post(f"{path}/evict", json={"from": "disk", "node": node})
+            assert evicted.status_code == 200, evicted.text
     copy = fabric.http.post(
         "/v1/agents/scn.deadnode.kim/replicate", json={"to": "mac-a", "keep": False}
     )

@@ -19,7 +19,7 @@ from tests.support.local_fabric import local_fabric
 from tests.support.performed import performed
 from tests.support.process_fabric import process_fabric
 
-# Of one token. An answer must last longer than a move: some of the shipped ones' have two words.
+# Per token. An answer must last longer than a move; some in shipped scenarios have two words.
 STEP_S, LONG_STEP_S = 0.03, 0.12
 NODES = ("mac-a", "mac-b", "mac-c")
 MARCO = "otter lantern quartz, violin saddle copper, meadow falcon ember, garden harbor archive"
@@ -56,7 +56,7 @@ phases:
 
 
 def transcript(performed: ArmRun) -> object:
-    """Return it without its calls' ids: a fabric makes new ones in each answer."""
+    """Return the transcript without the ids of calls, which are new in each run."""
     shown = outcome_row([performed])["runs"][0]["transcript"]
     for call in (call for turn in shown for step in turn["steps"] for call in step["calls"]):
         del call["id"]
@@ -76,7 +76,7 @@ def run_disturbed(
     print(*nemesis.actions, sep="\n")
     assert transcript(disturbed_run) == transcript(undisturbed_run)
     assert missed_expectations(undisturbed_run) == []
-    # What a killed node had cached is computed again elsewhere.
+    # The cache of a killed node is recomputed elsewhere.
     cached = [
         v for v in missed_expectations(disturbed_run) if v.expectation.cached_share_min is not None
     ]
@@ -88,13 +88,13 @@ def run_disturbed(
 
 
 def missed_expectations(performed: ArmRun) -> list[Verdict]:
-    """Return the verdicts of every phase that do not hold."""
+    """Return the failed verdicts of every phase."""
     verdicts = performed.run.verdicts.values()
     return [verdict for found in verdicts for verdict in found if not verdict.holds]
 
 
 def check_journal(journal: Path, performed: ArmRun) -> None:
-    """Each answer was written down once, and each of them is the transcript's."""
+    """Check that the journal has each answer once, as in the transcript."""
     lines = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     turns = [line["of"]["utterance"] for line in lines if line["event"] == "turn"]
     steps = [line["of"] for line in lines if line["event"] == "step"]
@@ -104,15 +104,15 @@ def check_journal(journal: Path, performed: ArmRun) -> None:
 
 
 def check_report(performed: ArmRun, nemesis: Nemesis) -> None:
-    """The report names each node that an agent answered on, and no other."""
+    """Check that the report names exactly the nodes on which each agent answered."""
     shown = {(r.phase, r.agent, node) for r in rows(performed.run.state) for node in r.nodes}
     assert shown == set(nemesis.answers)
 
 
 def check_actions(nemesis: Nemesis, *actions: str) -> None:
-    """In each phase a node was killed, and one of the wanted things was done, too.
+    """Check that a node was killed in each phase, and that an agent was moved, too.
 
-    But not where one agent answers once: with one word, that is over before it could be moved.
+    Phases in which one agent answers once, with one word, end before it could be moved.
     """
     done = {(action.phase, action.what) for action in nemesis.actions}
     for phase in nemesis.scenario.phases:
@@ -136,7 +136,7 @@ def test_short_scenario_survives_kills_and_moves(tmp_path):
 def test_shipped_scenarios_survive_kills_and_moves(name, first_stays_away, tmp_path):
     scenario = shipped_scenario(name)
     nemesis = run_disturbed(tmp_path, scenario, LONG_STEP_S, first_stays_away=first_stays_away)
-    # Where all answers of a phase are one word, none lasts as long as a move.
+    # If all answers of a phase are one word, none lasts as long as a move.
     check_actions(nemesis, MOVE, BETWEEN)
 
 
@@ -169,7 +169,7 @@ phases:
 
 @pytest.mark.slow
 def test_directives_survive_the_loss_of_their_node(tmp_path):
-    """The node is killed between two turns: the node that takes over has no record of the agent."""
+    """A node is killed between two turns; the node that takes over has no record of the agent."""
     scenario = read_scenario(LOST.encode(), "lost.yaml")
     plan = SeriesPlan(scenario, "lost", "digest")
     killed: dict[str, str] = {}

@@ -30,7 +30,7 @@ def model(tmp_path_factory):
 
 
 def look(service) -> bool:
-    """Run the node's own look at its folders now."""
+    """Run the node's check of its folders now."""
     work = service.node.background.folders.look()
     return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
 
@@ -74,8 +74,8 @@ def test_removed_folder_is_recreated(model, tmp_path, part, encrypts):
         assert first.finished.durable
         call(service, PinAgent(TENANT, AgentId("mira"), pinned=True), AgentView)
         root = model_folder(service)
-        gone = {"model": root, "data": tmp_path}.get(part, root / part)
-        shutil.rmtree(gone)
+        removed = {"model": root, "data": tmp_path}.get(part, root / part)
+        shutil.rmtree(removed)
         second = ask(service, longer(first.text), agent="mira", **BRIEF)
         assert second.admitted.cache is CacheTier.HOT
         wait_until(lambda: view_of(service, "mira").durable)
@@ -100,7 +100,7 @@ def test_missing_folder_is_never_reported_as_durable(model, tmp_path):
         away = tmp_path / "away"
         root.rename(away)
         root.parent.joinpath("elsewhere").mkdir()
-        root.symlink_to(root.parent / "elsewhere")  # nothing may be made there
+        root.symlink_to(root.parent / "elsewhere")  # nothing may be created there
         root.parent.joinpath("elsewhere").chmod(0o777)
         reply = ask(service, PROMPT, agent="new", **BRIEF)
         assert not reply.finished.durable
@@ -126,7 +126,7 @@ def test_missing_folder_is_never_reported_as_durable(model, tmp_path):
 
 
 def test_erased_agent_does_not_return_with_a_restored_folder(model, tmp_path):
-    """The folder comes back as it was before the erasure, with the erased agent's record."""
+    """The folder is restored as before the erasure, with the erased agent's record."""
     copy = tmp_path / "copy"
     with running(tmp_path / "data", model) as service:
         ask(service, PROMPT, agent="gone", **BRIEF)
@@ -199,7 +199,7 @@ def _unmount(path: Path) -> None:
 
 @pytest.fixture
 def drive(tmp_path):
-    """Return a drive that is mounted, with nothing on it."""
+    """Return an empty mounted drive."""
     path = tmp_path / "drive"
     if not _mount(path):
         pytest.skip("mounting a drive takes the rights of root")
@@ -238,7 +238,7 @@ def test_mount_point_of_an_unplugged_drive_is_not_filled(model, tmp_path, drive)
 
 @pytest.mark.parametrize("other", ["empty", "another node's", "older than identities"])
 def test_another_drive_at_the_same_path_is_not_touched(model, tmp_path, drive, other):
-    """The folder's files belong to its user, and the agents are elsewhere."""
+    """Its files belong to the user; the agents are on the first drive."""
     with running(drive / "data", model) as service:
         first = ask(service, PROMPT, agent="mira", **BRIEF)
         ask(service, PROMPT[9:], agent="cold", **BRIEF)
@@ -281,7 +281,7 @@ def test_recreated_folder_keeps_its_identity(model, tmp_path, caplog):
         first = path.read_bytes()
         shutil.rmtree(tmp_path / "node-a")
         assert look(service)
-        assert path.read_bytes() == first, "the drive is the same"
+        assert path.read_bytes() == first, "the drive is not treated as another one"
     with running(tmp_path, model):
         assert path.read_bytes() == first
         assert path.stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""Traces of the real PosixDisk on a real file system, which may be stopped at any operation."""
+"""Traces of the real PosixDisk on a real file system, which can be stopped at any operation."""
 
 import fcntl
 import os
@@ -12,20 +12,20 @@ PATCHED = ("open", "close", "writev", "fsync", "rename", "unlink", "mkdir")
 
 
 class Killed(BaseException):
-    """The traced process died here; nothing it does afterwards has an effect."""
+    """The traced process died here; later operations have no effect."""
 
 
 class TracedOs:
-    """Records what a PosixDisk at `root` asks of the system; may stop it for good."""
+    """Recorder of a PosixDisk's system calls at `root`, which can stop it at any of them."""
 
     def __init__(self, monkeypatch, root: Path, platform: str = "linux") -> None:
         self.trace = Trace()
-        self.die_after: int | None = None  # operations from now
+        self.die_after: int | None = None  # operations until the stop
         self._root = str(root)
         self._open: dict[int, str | int] = {}  # descriptor to directory or inode
         self._written: dict[int, int] = {}
         self._real = {name: getattr(os, name) for name in PATCHED}
-        self._real["fsync"] = lambda _fd: None  # what it means is decided here
+        self._real["fsync"] = lambda _fd: None  # the kind of flush is decided here
         for name in PATCHED:
             monkeypatch.setattr(os, name, self._stepping(name))
         self._fcntl = fcntl.fcntl
@@ -74,7 +74,7 @@ class TracedOs:
         self.trace.ops.append(EmptyCache())
 
     def _saw_fcntl(self, fd, command, *arguments):
-        """Take the commands that macOS has; what others do is the system's."""
+        """Emulate macOS's commands; pass others to the system."""
         if command not in (descriptors.BARRIER, descriptors.FULL_FLUSH):
             return self._fcntl(fd, command, *arguments)
         self._step()

@@ -1,4 +1,4 @@
-"""Three turns of one agent, and their invariants wherever they are cut off."""
+"""Three turns of one agent, and their invariants wherever they are interrupted."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ SOUND_ORDER = ("blocks", "record", "acknowledge", "sweep")
 def take_turns(
     disk, acknowledge: Callable[[int], None], order: tuple[str, ...] = SOUND_ORDER
 ) -> None:
-    """Recover, then take the turns that are left, doing the steps of each in `order`."""
+    """Recover, then take the remaining turns, with the steps of each in `order`."""
     disk.recover()
     store, records = BlockStore(disk, SPEC, FINGERPRINT), ManifestStore(disk, CLUSTER_KEY)
     store.recover()
@@ -29,7 +29,7 @@ def take_turns(
     store.retain(held)
     store.sweep()
     done = found[0].revision if found else 0
-    acknowledge(done)  # continuing from a record promises it
+    acknowledge(done)  # continuing from a record acknowledges it
     for revision, blocks in enumerate(HISTORY, 1):
         if revision <= done:
             continue
@@ -51,7 +51,7 @@ def take_turns(
 
 
 def problem_after_restart(disk, acknowledged: int) -> str | None:
-    """Recover from `disk` as a node does; return what is wrong after the last acknowledged turn."""
+    """Recover from `disk` as a node does; return the first problem since the acknowledged turn."""
     disk.recover()
     store, records = BlockStore(disk, SPEC, FINGERPRINT), ManifestStore(disk, CLUSTER_KEY)
     store.recover()

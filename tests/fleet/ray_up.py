@@ -20,7 +20,7 @@ CLIENT_ENVIRONMENT = {"MACFABRIC_API_KEY": KEY, "MACFABRIC_OPERATOR_KEY": OPERAT
 KEYS = f"{HOME}/macfabric/keys"  # on the Macs
 # On the laptop, whose owner made the certificates.
 AUTHORITY = f"{HOME}/.macfabric/cluster/keys/ca.pem"
-DRIVER = {  # what a program on a Mac needs to become a driver of Ray
+DRIVER = {  # needed by a program on a Mac to become a driver of Ray
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN_PATH": f"{KEYS}/ray.token",
     "RAY_USE_TLS": "1",
@@ -34,9 +34,8 @@ UP_TIMEOUT_S = 300.0
 READY_TIMEOUT_S = 300.0
 RAY = str(ROOT / ".venv/bin/ray")
 
-# No package index can be reached from an emulated Mac. Its virtual environment is made from the
-# Python that runs this test, and finds the requirements where that one has them; our own packages
-# are those that `ray up` has just copied.
+# Emulated Macs reach no package index. Their virtual environment is made from the Python that runs
+# this test and uses its installed requirements; our own packages are those copied by `ray up`.
 SHIPPED_SETUP = "setup_commands: [bash ~/macfabric/app/router/supervise/install.sh]"
 CLOSE_KEYS = "chmod 700 ~/macfabric ~/macfabric/keys && chmod 600 ~/macfabric/keys/*"
 MAKE_VENV = (
@@ -52,7 +51,7 @@ INSTALL = (
     " && script ray ray.scripts.scripts && script macfabric router.cli.main"
 )
 
-# One turn of one agent by the official SDK; with a file's name, turns until that file is there.
+# One turn of one agent by the official SDK; with a file's name, turns until that file exists.
 CLIENT = """
 import json, os, sys
 from openai import OpenAI
@@ -74,7 +73,7 @@ while True:
 
 
 def client_argv(url: str, key: str, agent: str, code: str, *until: str) -> list[str]:
-    """Return how a client on the laptop asks for `code`, or asks until a file is there."""
+    """Return a laptop client's command that asks for `code`, once or until a file exists."""
     trusting = ["env", f"SSL_CERT_FILE={AUTHORITY}", f"{ROOT}/.venv/bin/python", "-c", CLIENT]
     return [*trusting, url, key, agent, code, *until]
 
@@ -85,7 +84,7 @@ def digest(key: str) -> str:
 
 
 def edited(shipped: str, head: str, workers: list[str]) -> str:
-    """Return cluster.yaml as its reader would change it, and with the setup commands from above."""
+    """Return cluster.yaml edited as by its reader, and with the setup commands above."""
     text = shipped
     for old, new in (
         ("head_ip: 192.168.1.10", f"head_ip: {head}"),
@@ -131,7 +130,7 @@ class RayUp:
         return f"https://{self.head.host}:8000"
 
     def prepare(self) -> None:
-        """Switch the Macs on and do what docs/macs.md tells to do on the laptop before `ray up`."""
+        """Switch the Macs on, and prepare the laptop for `ray up` as docs/macs.md describes."""
         self.macs = start_macs(self.fleet, [*NAMES, LAPTOP])
         key = state_folder(self.fleet.number) / "key"
         self.laptop.write(".ssh/macfabric", key.read_text())
@@ -148,7 +147,7 @@ class RayUp:
         return done.stdout
 
     def macfabric(self, *argv: str) -> dict:
-        """Run our command line on the laptop against the fabric."""
+        """Run `macfabric` on the laptop against the fabric."""
         python = str(ROOT / ".venv/bin/python")
         output = self.on_laptop(python, "-m", "router.cli.main", *argv, "--url", self.url, "--json")
         return json.loads(output)
@@ -158,7 +157,7 @@ class RayUp:
         return self.on_laptop(RAY, "up", "-y", f"{HOME}/cluster.yaml", timeout_s=UP_TIMEOUT_S)
 
     def wait_nodes(self, count: int, timeout_s: float = READY_TIMEOUT_S) -> list[dict]:
-        """Wait until `count` nodes serve; return what the router says of them."""
+        """Wait until `count` nodes serve; return the router's rows of them."""
         deadline_s = time.monotonic() + timeout_s
         python = str(ROOT / ".venv/bin/python")
         argv = [python, "-m", "router.cli.main", "nodes", "--url", self.url, "--json"]
@@ -172,7 +171,7 @@ class RayUp:
             time.sleep(0.5)
 
     def logs(self) -> str:
-        """Return the ends of what the head wrote."""
+        """Return the ends of the head's logs."""
         found = [
             *self.head.home.glob("macfabric/logs/*"),
             *self.head.home.glob(".macfabric/logs/*"),

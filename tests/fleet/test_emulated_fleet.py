@@ -22,7 +22,7 @@ pytestmark = [
 ]
 PIPE = subprocess.PIPE
 
-# Prints its address and what it hears until the end of the stream, then answers with the size.
+# Receives until the end of the stream, then prints the number of bytes.
 LISTEN = """
 import socket, sys
 server = socket.create_server((sys.argv[1], 7000)); print("ready", flush=True)
@@ -50,7 +50,7 @@ def python(fleet, mac, script, *argv):
 
 
 def reach(fleet, mac, host):
-    """Tell whether a connection attempt is answered: nobody listens, so by a refusal."""
+    """Return "reached" if a connection attempt is refused, as no server listens; else "lost"."""
     out, error = python(fleet, mac, REACH, host).communicate(timeout=60)
     assert out, error
     return out.strip()
@@ -126,7 +126,7 @@ def test_blocked_direction_affects_all_links_of_two_macs_only(fleet):
         assert reach(fleet, 0, fleet.ethernet_host(1)) == "lost"
         assert reach(fleet, 0, fleet.thunderbolt_host(1, 0)) == "lost"
         assert reach(fleet, 0, fleet.ethernet_host(2)) == "reached"
-        # From 1 to 0 packets still arrive; 0's answers are what is lost.
+        # Packets from 1 to 0 still arrive; the answers of 0 are lost.
         with_counter = fleet.exec(0, ["sh", "-c", "cat /proc/net/snmp"], stdout=PIPE, text=True)
         before = opened(with_counter.communicate(timeout=60)[0])
         assert reach(fleet, 1, fleet.ethernet_host(0)) == "lost"

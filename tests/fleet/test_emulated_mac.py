@@ -1,4 +1,4 @@
-"""An emulated Mac is logged in to by ssh, keeps to itself, and can lose its power."""
+"""An emulated Mac has an ssh login, is isolated, and can lose its power."""
 
 import secrets
 import shutil
@@ -47,7 +47,7 @@ def test_ssh_login_requires_the_key(macs):
 def test_mac_has_private_files_and_a_read_only_project(macs):
     studio, mini = macs
     for folder in ("/tmp", "/var/tmp", "/dev/shm", HOME):
-        note = f"{folder}/note-{secrets.token_hex(8)}"  # this machine has none of that name
+        note = f"{folder}/note-{secrets.token_hex(8)}"  # the host has no file of that name
         bash(studio, f"echo mine > {note} && test -s {note}")
         bash(mini, f"test ! -e {note}")
         assert not Path(note).exists()
@@ -77,7 +77,7 @@ def test_frozen_mac_is_silent_until_thawed(macs):
     ticking.stdout.readline()
     mini.freeze()
     deadline_s = time.monotonic() + 60
-    while any(state(pid) not in "TZ" for pid in mini._frozen):  # a signal takes its time
+    while any(state(pid) not in "TZ" for pid in mini._frozen):  # a signal takes effect with a delay
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     states = {state(pid) for pid in mini._frozen}
@@ -96,7 +96,7 @@ def state(pid):
 
 
 def test_ray_stop_affects_its_own_mac_only(macs, tmp_path):
-    """`ray stop` ends every process called raylet that it sees: here, only its Mac's."""
+    """`ray stop` ends every visible process called raylet: here, only its Mac's."""
     decoy = tmp_path / "raylet"
     shutil.copy(shutil.which("sleep"), decoy)
     for mac in macs:
@@ -108,7 +108,7 @@ def test_ray_stop_affects_its_own_mac_only(macs, tmp_path):
     try:
         for mac in macs:
             bash(mac, "until [ $(pgrep -c -x raylet) = 1 ]; do sleep 0.1; done")
-        # Each sees its own and neither of the two others: only now may anything be ended.
+        # Each Mac sees its own raylet and neither of the others: only now is `ray stop` safe.
         stopped = macs[0].run([f"{ROOT}/.venv/bin/python", "-m", "ray.scripts.scripts", "stop"])
         assert stopped.returncode == 0, stopped.stdout
         assert inside[0].wait(60) != 0
@@ -118,5 +118,5 @@ def test_ray_stop_affects_its_own_mac_only(macs, tmp_path):
         outside.kill()
         outside.wait()
         for mac in macs:
-            mac.kill()  # and what runs on it
+            mac.kill()  # and its processes
             mac.start()

@@ -67,7 +67,7 @@ def secret_texts(fabric, agent, code):
 
 
 def plant(fleet, fabric, mac, peer, host, text):
-    """Send something in the clear from one Mac to another's address."""
+    """Send text in the clear from one Mac to another's address."""
     python = f"{ROOT}/.venv/bin/python"
     taker = fabric.macs[peer].exec([python, "-c", TAKE], stdout=-1, text=True)
     port = taker.stdout.readline().strip()
@@ -91,22 +91,22 @@ def test_traffic_of_a_fleet_reveals_no_secret():
         fabric.prepare()
         fabric.up()
         fabric.wait_nodes(len(NAMES))
-        here = NAMES.index(turn(fabric, agent, code))
+        owner = NAMES.index(turn(fabric, agent, code))
         sent = []
-        for there in (1, 0, 2, 1):  # over the cable both ways, then over Ethernet
-            if there == here:
+        for target in (1, 0, 2, 1):  # over the cable both ways, then over Ethernet
+            if target == owner:
                 continue
-            fabric.macfabric("migrate", agent, "--to", NAMES[there])
-            sent.append({here, there} == set(CABLE))
-            assert turn(fabric, agent, code) == NAMES[there]
-            here = there
+            fabric.macfabric("migrate", agent, "--to", NAMES[target])
+            sent.append({owner, target} == set(CABLE))
+            assert turn(fabric, agent, code) == NAMES[target]
+            owner = target
         assert {True, False} <= set(sent)
         always, moved = secret_texts(fabric, agent, code)
         planted = {what: b"planted: " + text for what, text in (always | moved).items()}
         for text in planted.values():
             plant(fleet, fabric, 0, 2, fleet.ethernet_host(2), text)
             plant(fleet, fabric, 0, 1, fleet.thunderbolt_host(1, 0), text)
-        time.sleep(0.5)  # what is on its way is captured
+        time.sleep(0.5)  # let packets in transit be captured
     ethernet = {tap: seen for tap, seen in taps.items() if tap[1] == ETHERNET}
     cables = {tap: seen for tap, seen in taps.items() if tap[1] != ETHERNET}
 
@@ -114,14 +114,14 @@ def test_traffic_of_a_fleet_reveals_no_secret():
     assert min(seen.packets for seen in ethernet.values()) > 100
     for seen in (taps[0, ETHERNET], taps[0, fleet.thunderbolt_device(0, 1)]):
         counts = {what: len(seen.find(text)) for what, text in planted.items()}
-        assert counts == dict.fromkeys(planted, 1), "what was planted must be found"
-    assert read(ethernet, always | moved) == {}
-    # `node.encrypt_links: auto` leaves a cable's payload in the clear, and says so.
-    assert read(cables, always) == {}
+        assert counts == dict.fromkeys(planted, 1), "a planted text was not found"
+    assert find_texts(ethernet, always | moved) == {}
+    # `node.encrypt_links: auto` leaves a cable's payload in the clear, as documented.
+    assert find_texts(cables, always) == {}
 
 
-def read(taps, wanted):
-    """Return what of it can be read somewhere, but where it was planted."""
+def find_texts(taps, wanted):
+    """Return the texts of `wanted` found in captures, except where they were planted."""
     found = {
         (what, tap): [around for around in seen.find(text) if b"planted: " not in around]
         for what, text in wanted.items()

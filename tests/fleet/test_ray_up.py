@@ -1,7 +1,7 @@
 """`ray up` on three emulated Macs, from a fourth one, with the shipped cluster.yaml.
 
-What differs from that file is in ray_up.py: what its reader edits, and the commands that install,
-because no package index can be reached.
+Differences from that file are in ray_up.py: the reader's edits, and the install commands, because
+no package index can be reached.
 """
 
 import json
@@ -117,7 +117,7 @@ def test_agent_migrates_over_the_fast_link(fabric):
     # The constructed model's blocks compress well, so fewer bytes leave than the agent has: the
     # fewer, the busier this machine is.
     assert 30_000 < sent[fast] <= 1.1 * moved["bytes_sent"]
-    assert sent[fast] > sum(sent.values()) / 2  # the rest: beats, Ray, and the slower link's part
+    assert sent[fast] > sum(sent.values()) / 2  # the rest: heartbeats, Ray, the slower link's part
     after = turn(fabric)
     assert (after["node"], after["cache"], after["epoch"]) == (NAMES[target], "peer", "2")
     assert int(after["cached-tokens"]) > 1000
@@ -184,14 +184,14 @@ def test_agent_of_a_lost_mac_answers_elsewhere_with_one_owner(fabric, fault):
     assert {name: after[name] for name in others} == others
     if fault == "its power fails":
         assert after[victim.name][1] == before[victim.name][1] + 1
-    # What the victim holds as the owner's is superseded: the one that answered owns the agent.
+    # The victim's ownership is superseded: the node that answered owns the agent.
     assert turn(fabric)["node"] == elsewhere["node"]
     owners = [row["owner"] for row in fabric.macfabric("agents") if row["id"] == "mira"]
     assert owners == [elsewhere["node"]]
 
 
 def retried_turn(fabric):
-    """Ask as a client does: again, while its agent's node is being given up."""
+    """Retry a turn, as a client does, while its agent's node is being declared lost."""
     deadline_s = time.monotonic() + TURN_TIMEOUT_S
     while True:
         done = fabric.laptop.run(client(fabric, "mira"), TURN_TIMEOUT_S)
@@ -225,17 +225,15 @@ def test_up_with_changed_settings_restarts_nodes_and_keeps_agents(fabric):
 def test_down_stops_every_process(fabric):
     down = [f"{ROOT}/.venv/bin/python", "-m", "router.cli.main", "down", "--json"]
     output = fabric.on_laptop(*down, "--config", f"{HOME}/cluster.yaml", timeout_s=200)
-    rows = json.loads(output[output.index("{\n") :])[
-        "macs"
-    ]  # behind the progress, on standard error
+    rows = json.loads(output[output.index("{\n") :])["macs"]  # after the progress on standard error
 
     assert [(row["host"], row["ok"]) for row in rows] == [
         (mac.host, True) for mac in fabric.macs[:-1]
     ]
     for mac in fabric.macs[:-1]:
-        deadline_s = time.monotonic() + TURN_TIMEOUT_S  # ssh keeps connections for a while
-        while left := set(mac.run(["ps", "-A", "-o", "comm="]).stdout.split()) - {"sshd", "ps"}:
-            assert time.monotonic() < deadline_s, left
+        deadline_s = time.monotonic() + TURN_TIMEOUT_S  # ssh keeps connections open for a while
+        while others := set(mac.run(["ps", "-A", "-o", "comm="]).stdout.split()) - {"sshd", "ps"}:
+            assert time.monotonic() < deadline_s, others
             time.sleep(1)
 
     fabric.macs[1].kill()

@@ -1,4 +1,4 @@
-"""One of everything that lies on disk or is signed, with every field set to something."""
+"""A sample of everything that is stored on disk or signed, with every field set."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,7 +47,7 @@ from router.fleet.node_roster import NodeRoster, SeenNode, decode_roster, encode
 
 KEY = bytes(range(32))
 PRINT = Fingerprint(b"f" * 32)
-# What computed the caches of the first stores; any text would do.
+# Numerics tag of the first stores; any text would do.
 NUMERICS = '{"mlx": "0.32.4", "mlx_lm": "0.32.2", "ours": 1, "backend": "cpu-linux"}'
 TENANT, AGENT = TenantId("default"), AgentId("mira")
 
@@ -161,7 +161,7 @@ ROSTER = NodeRoster(
 )
 RECORD = SpecRecord(PRINT, "recall", SPEC)
 
-# By name: what is encoded, how, and how it is read again.
+# By name: the sample, its encoder, and its decoder.
 CODED: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     "manifest": (MANIFEST, encode_manifest, decode_manifest),
     "manifest with answers": (ANSWERED, encode_manifest, decode_manifest),
@@ -189,5 +189,5 @@ def block_headers() -> dict[str, bytes]:
 
 
 def handshake_proof() -> bytes:
-    """Prove the key: a digest over a whole transcript's bytes."""
+    """Compute the key's proof: a digest over the bytes of a whole transcript."""
     return prove(KEY, HandshakeRole.CLIENT, HELLO, b"s" * 32, encrypts=True)

@@ -1,6 +1,6 @@
 """A model's fingerprint never changes: block names and folders follow from it.
 
-All figures here are those of the code that hashed Python's own spelling of the layout.
+All expected values come from code that hashed Python's own text of the layout.
 """
 
 from dataclasses import fields, replace
@@ -39,7 +39,7 @@ def fingerprint_of(spec: ModelCacheSpec) -> str:
 def test_bundled_models_keep_their_fingerprints(
     name: str, known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their agents are found again."""
+    """Stored agents of the bundled models are found again."""
     monkeypatch.setattr(loaded_model, "numerics_tag", lambda: NUMERICS)
 
     assert load_model(name).fingerprint.hex() == known
@@ -56,9 +56,9 @@ def test_bundled_models_keep_their_fingerprints(
     ],
 )
 def test_architectures_keep_their_layout(name: str, known: str) -> None:
-    """As the probe reads it from a model: another kind or slot is another folder.
+    """Layouts are as the probe reads them from a model: another kind or slot is another folder.
 
-    So is another reason why positions are unknown (GPT-2's).
+    So is another reason for unknown positions (GPT-2's).
     """
     assert fingerprint_of(fit_engine(build_model(zoo()[name]), KvBits()).spec) == known
 
@@ -71,7 +71,7 @@ def test_every_layout_field_has_a_word() -> None:
 
 
 def test_layout_version_changes_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that what the words mean can change without old blocks being taken for new ones."""
+    """The words' meaning can change without confusing old blocks with new ones."""
     before = fingerprint_of(SPEC)
     monkeypatch.setattr(fingerprint, "LAYOUT_VERSION", 2)
 
@@ -79,7 +79,7 @@ def test_layout_version_changes_the_fingerprint(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_numerics_tag_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the machine of the first stores; the words around the versions are no less part of it."""
+    """The tag is that of the first stores' machine, including the words around the versions."""
     monkeypatch.setattr(mx, "__version__", "0.32.4")
     monkeypatch.setattr(mlx_lm, "__version__", "0.32.2")
     monkeypatch.setattr(backend, "current", lambda: replace(backend.CPU, name="cpu-linux"))

@@ -1,4 +1,4 @@
-"""A node's folder and an agent's file, as the code before any format change left them.
+"""A node's folder and an agent's file, written before any format change.
 
 Written at 958b039 by a node on `recall`: `mira` with two turns behind her, `ivan` erased.
 """
@@ -28,7 +28,7 @@ VAULT = [
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy the store, to a machine that computes as the one that wrote it."""
+    """Copy the store, and use the numerics tag of the machine that wrote it."""
     monkeypatch.setattr(loaded_model, "numerics_tag", lambda: NUMERICS)
     shutil.copytree(HERE / STORE, tmp_path / "nodes" / STORE)
     for path in (tmp_path / "nodes").rglob("*"):
@@ -39,7 +39,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_agents_of_first_store_continue(data: Path) -> None:
-    """Owner, epoch, pin and every token; who was erased stays erased."""
+    """Owner, epoch, pin and every token are kept; erased agents stay erased."""
     with running(data / "nodes", "recall", STORE) as service:
         [mira] = [agent.manifest for agent in service.node.resources.table]
         erased = call(service, ShareErasures(()), KnownErasures).erased
@@ -54,12 +54,12 @@ def test_agents_of_first_store_continue(data: Path) -> None:
 
 
 def test_first_store_passes_fsck(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`macfabric fsck` reads spec, record and blocks, and finds every name made as today."""
+    """`macfabric fsck` reads spec, record and blocks, and recomputes every name."""
     assert run.main([f"--data={data}"]) == 0, capsys.readouterr().out
 
 
 def test_hibernation_file_of_first_store_resumes(data: Path, tmp_path: Path) -> None:
-    """By another node of the same fabric, which then need not compute what the file holds."""
+    """Another node of the same fabric resumes the file without computing its tokens."""
     with running(tmp_path / "other", "recall") as service:
         resumed = resume(service, (HERE / "mira.mfa").read_bytes(), "mira", epoch=2)
         assert resumed["view"]["tokens"] == 32, resumed
@@ -72,7 +72,7 @@ def test_hibernation_file_of_first_store_resumes(data: Path, tmp_path: Path) -> 
 def test_other_layout_version_leaves_the_store_untouched(
     data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing of it is taken for what it is not; it waits, and the log says so."""
+    """The store is not misread; it stays on disk, and that is logged."""
     caplog.set_level("INFO", "node.tiers.other_folders")
     monkeypatch.setattr(fingerprint, "LAYOUT_VERSION", fingerprint.LAYOUT_VERSION + 1)
     [before] = (data / "nodes" / STORE).glob("*/blocks/*")

@@ -1,8 +1,8 @@
 """Stored bytes equal the golden files.
 
-A test that fails here says that stores, files or peers of the version before are not read any
-more, or do not read ours: `docs/format.md`, "Versions", says what to do. If that is meant,
-`python -m tests.formats.rewrite` writes the bytes anew.
+A failure here means that this version cannot read stores, files or messages of the version before,
+or that version cannot read ours: see `docs/format.md`, "Versions". If the change is intended,
+`python -m tests.formats.rewrite` rewrites the bytes.
 """
 
 import json
@@ -19,32 +19,32 @@ GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(PATH.read_text(
 
 
 def current() -> dict[str, bytes]:
-    """Encode every sample as the code does now."""
+    """Encode every sample with the present code."""
     coded = {name: encode(value) for name, (value, encode, _) in CODED.items()}
     digests = {"handshake proof": handshake_proof(), "layout": layout_text(SPEC).encode()}
     return {**coded, **block_headers(), **digests}
 
 
 def test_every_sample_has_golden_bytes() -> None:
-    """Every sample has its bytes, and all bytes their sample."""
+    """Samples and golden files have the same names."""
     assert current().keys() == GOLDEN.keys()
 
 
 @pytest.mark.parametrize("name", list(GOLDEN))
 def test_encoded_bytes_equal_golden_bytes(name: str) -> None:
-    """So that the version before reads them, too."""
+    """The version before can read the bytes, too."""
     assert current()[name] == GOLDEN[name]
 
 
 @pytest.mark.parametrize("name", list(CODED))
 def test_golden_bytes_are_decoded(name: str) -> None:
-    """Whatever is written now: a store must not be lost by an update."""
+    """Golden bytes are decoded whatever is written now: an update must not lose a store."""
     value, _, decode = CODED[name]
     assert decode(GOLDEN[name]) == value
 
 
 def test_tombstone_set_fingerprint_is_unchanged() -> None:
-    """Nodes and routers compare these numbers, also with those that are not updated yet."""
-    known = Tombstones()
-    known.merge([TOMBSTONE])
-    assert known.fingerprint == 3_654_547_112_704_244
+    """Nodes and routers compare these numbers, also with peers that are not updated yet."""
+    tombstones = Tombstones()
+    tombstones.merge([TOMBSTONE])
+    assert tombstones.fingerprint == 3_654_547_112_704_244

@@ -1,8 +1,8 @@
-"""Names of fields in messages, records and settings, which other programs know.
+"""Names of fields in messages, records and settings, on which other programs rely.
 
-A field may be renamed where `codec.on_wire` keeps its old name in bytes, and one with a default
-may be added. What fails here is what a peer, a client or a stored file of before would notice; if
-that is meant, `python -m tests.formats.rewrite` writes the names anew.
+A field may be renamed if `codec.on_wire` keeps its old name in bytes, and a field with a default
+may be added. A failure here means a change that affects older peers, clients or stored files; if it
+is intended, `python -m tests.formats.rewrite` rewrites the names.
 """
 
 import json
@@ -35,7 +35,7 @@ GOLDEN: dict[str, Any] = json.loads(PATH.read_text())
 
 
 def roots() -> Iterator[tuple[str, type]]:
-    """List everything that travels or stays, by the name it has there."""
+    """List every type that is sent or stored, by its name there."""
     for name, spec in CALLS.items():
         yield f"call {name}", spec.message
         yield f"reply {name}", spec.reply
@@ -53,7 +53,7 @@ def roots() -> Iterator[tuple[str, type]]:
 
 
 def shape(kind: Any) -> Any:
-    """Spell a type by what its bytes look like; no class's own name is part of it."""
+    """Describe a type by the shape of its bytes, without names of classes."""
     if isinstance(kind, NewType):
         return shape(kind.__supertype__)
     if get_origin(kind) in (Union, UnionType):
@@ -78,12 +78,12 @@ def _key(field: Field[Any]) -> str:
 
 
 def current() -> dict[str, Any]:
-    """Spell everything as the code has it now."""
+    """Describe every type of the present code."""
     return {name: shape(kind) for name, kind in roots()}
 
 
 def missing(before: Any, now: Any, where: str) -> Iterator[str]:
-    """Name what was there and is not, or is something else, or cannot be left out."""
+    """Yield fields and values that were removed, changed or became required."""
     if isinstance(before, dict) and isinstance(now, dict):
         known, held = ({name.rstrip("?"): x for name, x in d.items()} for d in (before, now))
         yield from (f"{where}.{name} is gone" for name in known.keys() - held)
@@ -102,10 +102,10 @@ def missing(before: Any, now: Any, where: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", list(GOLDEN))
 def test_wire_names_stay_compatible(name: str) -> None:
-    """Renamed, removed, of another type or newly required: what is from before would be refused."""
+    """Older data would be refused if a field were renamed, removed, changed or newly required."""
     assert list(missing(GOLDEN[name], current()[name], name)) == []
 
 
 def test_every_message_is_listed() -> None:
-    """A new message joins the file, by `python -m tests.formats.rewrite`."""
+    """New messages are added by `python -m tests.formats.rewrite`."""
     assert dict(roots()).keys() == GOLDEN.keys()

@@ -1,4 +1,4 @@
-"""The file of one agent as a target: bytes blindly changed, and frames changed and signed again."""
+"""Hibernation files as fuzz inputs: bytes changed blindly, and frames changed and signed again."""
 
 import random
 from dataclasses import replace
@@ -38,7 +38,7 @@ Frames = list[tuple[int, bytes]]
 
 
 def parse_agent_file(raw: bytes) -> object:
-    """Read a file as a node does that takes it in, up to where it would write blocks."""
+    """Read a file as a resuming node does, up to the point where it would write blocks."""
     header = peek_header(raw)
     if header is None:
         message = "cut short"
@@ -65,7 +65,7 @@ def agent_file_seeds() -> list[bytes]:
 
 
 def _file(record: Manifest, blocks: list[Block]) -> bytes:
-    """Sign a file of a record and its blocks, each as often as the record has it."""
+    """Sign a file of a record and its blocks, each as often as the record names it."""
     by_ref = {block.ref: block for block in blocks}
     blocks = [by_ref[ref] for ref in record.refs]
     header = HibernationHeader(
@@ -98,7 +98,7 @@ def frames_of(raw: bytes) -> Frames:
 
 
 def signed(frames: Frames) -> bytes:
-    """Spell frames with the tags that their signer would give them."""
+    """Serialize frames with the tags of their signer."""
     chain, checksum, out = _TagChain(KEY), xxh3_128(FILE_MAGIC), bytearray(FILE_MAGIC)
     for kind, body in frames:
         body = checksum.digest() if kind == FrameKind.END else body  # noqa: PLW2901
@@ -110,7 +110,7 @@ def signed(frames: Frames) -> bytes:
 
 
 def rebuilt_agent_file(rng: random.Random, seed: bytes) -> bytes:
-    """Change one frame, or the frames' order, as one who holds the key could."""
+    """Change one frame, or the frames' order, as a holder of the key could."""
     frames = frames_of(seed)
     at = rng.randrange(len(frames))
     kind, body = frames[at]
@@ -129,7 +129,7 @@ def rebuilt_agent_file(rng: random.Random, seed: bytes) -> bytes:
 
 
 def _with_other_record(rng: random.Random, frames: Frames, record: bytes) -> Frames:
-    """Change the record, checksum it again, and let the header tell its length."""
+    """Change the record, checksum it again, and update its length in the header."""
     lead = len(MAGIC) + 16
     body = record[lead:]
     chance = rng.random()

@@ -18,7 +18,7 @@ _COUNTS = (0, -1, EPOCH_ERASED_MAX, EPOCH_ERASED_MAX + 1, (1 << 64) - 1)
 
 
 def rebuilt_bounds(rng: random.Random, body: bytes) -> bytes:
-    """Stretch one or two of a record's parts that only numbers bound."""
+    """Stretch one or two parts of a record that only numeric bounds limit."""
     tree = msgpack.unpackb(body)
     for _ in range(rng.choice((1, 1, 2))):
         tree |= _CHANGES[rng.randrange(len(_CHANGES))](rng, tree)
@@ -56,7 +56,7 @@ _CHANGES: list[Callable[[random.Random, Tree], Tree]] = [
 
 
 def require_bounds(record: Manifest) -> None:
-    """Fail unless a record that was read is bounded on both sides."""
+    """Fail unless the numbers of a decoded record are within their bounds."""
     count, text_bytes = record.tokens_count, len(record.text.encode())
     last_end = record.token_ends[-1] if count else 0
     assert 0 <= text_bytes - last_end <= TOKEN_TEXT_BYTES_MAX

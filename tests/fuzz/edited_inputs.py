@@ -29,7 +29,7 @@ DIRECTIVES = (
 
 
 def edited_record() -> tuple[Manifest, list[Block]]:
-    """Return a record edited once, within its second block, and the blocks that it is made of."""
+    """Return a record edited once, within its second block, and its blocks."""
     first = make_block(1, 256, MIXED)
     second = make_block(2, 256, MIXED, first.ref.block_hash)
     tail = make_block(3, 40, MIXED, second.ref.block_hash)
@@ -65,7 +65,7 @@ def _stored(parent: BlockHash, ids: Sequence[int]) -> Block:
 
 
 def rebuilt_edits(rng: random.Random, body: bytes) -> bytes:
-    """Change what a record says of its edits, and leave the rest as it is."""
+    """Change only a record's edits."""
     tree = msgpack.unpackb(body)
     name = rng.choice(
         [name for name in ("edited", "directives", "pieces", "windows", "states") if tree.get(name)]
@@ -79,10 +79,10 @@ def rebuilt_edits(rng: random.Random, body: bytes) -> bytes:
 
 
 def use(record: Manifest) -> None:
-    """Do what a node does with a record's memory: lay it out, cut it, edit it, name its blocks."""
+    """Use a record's memory as a node does: lay it out, cut it, edit it, name its blocks."""
     named = named_blocks(record, SALT)
     if len(named) < len(record.refs) or not all(span.names(ref) for ref, span in named):
-        return  # as `AgentStore.layout` refuses it
+        return  # `AgentStore.layout` refuses it, too
     layout = layout_of(record, named)
     count = layout.tokens_count
     assert count <= record.tokens_count
@@ -94,6 +94,6 @@ def use(record: Manifest) -> None:
         moves = (Move(0, third, 0), Move(count - third, count, third + 5))
         edited = layout.moved(moves)
         ids = [*record.token_ids[:third], *range(5), *record.token_ids[count - third : count]]
-        head = named_head(edited.losing({*layout.refs[::2]}), SALT, FINGERPRINT, ids)
+        head = named_head(edited.with_lost_blocks({*layout.refs[::2]}), SALT, FINGERPRINT, ids)
         assert sum(part.tokens_count for part in edited.parts) == len(ids)
         assert all(span.end - span.start for span in head.spans)

@@ -40,14 +40,14 @@ def rebuilt_msgpack(rng: Rng, body: bytes) -> bytes:
 
 
 def enclosed(enclose: Callable[[bytes], bytes], lead_bytes: int, rng: Rng, seed: bytes) -> bytes:
-    """Mutate what follows the first `lead_bytes` of a seed and enclose it anew."""
+    """Mutate a seed after its first `lead_bytes`, and enclose it again."""
     body = seed[lead_bytes:]
     inner = rebuilt_msgpack(rng, body) if rng.random() < 0.8 else mutate_bytes(rng, body, [body])
     return enclose(inner)
 
 
 def rebuilt_record(rng: Rng, seed: bytes) -> bytes:
-    """Mutate a record anywhere, or only what tells of its edits, or what only numbers bound."""
+    """Mutate a record anywhere, or only its edits, or only what numeric bounds limit."""
     lead = len(MAGIC) + CHECKSUM_BYTES
     enclose = partial(checksummed, MAGIC)
     chance = rng.random()
@@ -131,7 +131,7 @@ def rebuilt_block(rng: Rng, seed: bytes) -> bytes:
 
 
 def parse_record(raw: bytes) -> object:
-    """Decode, find every token, and do what nodes and offline checks do with a sound record."""
+    """Decode a record, find every token, and use it as nodes and offline checks do."""
     record = decode_manifest(raw)
     places = map(record.pieces.resolve, range(record.tokens_count))
     assert all(0 <= place.offset < place.block.tokens_count for place in places)

@@ -1,4 +1,4 @@
-"""Hostile HTTP from valid requests: bytes, headers, JSON, lengths, chunks, and how it is sent."""
+"""Hostile HTTP from valid requests: changed bytes, headers, JSON, lengths, chunks and sending."""
 
 import json
 import random
@@ -157,7 +157,7 @@ VERB = {
 }
 
 
-KEPT_BYTES = 8 * MIB  # of a stranger's body that never ends: a few of them kept are too many
+KEPT_BYTES = 8 * MIB  # of an unauthorized body that never ends: even a few must not be buffered
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ class Hostile:
     parts: list[bytes]
     to_node: bool
     hangs_up: bool
-    is_excessive: bool  # its first request's head is over a limit
-    is_strange: bool  # its sender may do nothing there
+    is_excessive: bool  # the first request's head is over a limit
+    is_strange: bool  # the sender has no access there
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _Request:
 
 
 def hostile(rng: random.Random, key: str) -> Hostile:
-    """Make one connection's worth of requests."""
+    """Build the requests of one connection."""
     if rng.random() < 0.06:
         return _stranger(rng)
     count = rng.choice((1, 1, 1, 1, 2, 3, 30))
@@ -195,7 +195,7 @@ def hostile(rng: random.Random, key: str) -> Hostile:
 
 
 def _stranger(rng: random.Random) -> Hostile:
-    """Begin a long body under a key that is none, and leave it so."""
+    """Begin a long body with an invalid key, and never finish it."""
     lines = ["POST /v1/chat/completions HTTP/1.1", "host: 127.0.0.1", "authorization: Bearer none"]
     chunks = rng.random() < 0.5
     length_header = "transfer-encoding: chunked" if chunks else f"content-length: {BODY_BYTES_MAX}"
@@ -207,7 +207,7 @@ def _stranger(rng: random.Random) -> Hostile:
 
 
 def _request(rng: random.Random, key: str) -> _Request:
-    is_odd = rng.random() < 0.6  # as HTTP; the others come as far as the application
+    is_odd = rng.random() < 0.6  # as HTTP; the others reach the application
 
     def one_of(usual: Any, *others: Any) -> Any:
         return rng.choice((usual, *others)) if is_odd else usual

@@ -152,7 +152,7 @@ def slice_seeds() -> list[bytes]:
 
 
 def rebuilt_slice(rng: Rng, seed: bytes) -> bytes:
-    """Frames of other lengths, several frames, skippable ones, and windows of any size."""
+    """Return frames of other lengths, several frames, skippable ones, and windows of any size."""
     chance = rng.random()
     if chance < 0.3:
         size = rng.choice((0, 1, SLICE_BYTES - 1, SLICE_BYTES + 1, 1 << 16, 1 << 20))

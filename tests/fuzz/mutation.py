@@ -1,4 +1,4 @@
-"""Hostile inputs from valid ones: bytes changed blindly, trees where they mean something."""
+"""Hostile inputs from valid ones: bytes changed blindly, trees changed by their structure."""
 
 import json
 import random
@@ -133,7 +133,7 @@ def _other_list(rng: random.Random, tree: list[Tree]) -> Tree:
 
 
 def spell_msgpack(rng: random.Random, tree: Tree) -> bytes:
-    """Spell plain data as msgpack; now and then with a repeated key or an extension."""
+    """Encode plain data as msgpack, sometimes with a repeated key or an extension."""
     chance = rng.random()
     try:
         if chance < 0.02 and isinstance(tree, dict) and tree:
@@ -143,7 +143,7 @@ def spell_msgpack(rng: random.Random, tree: Tree) -> bytes:
         if chance < 0.04:
             tree = {"x": msgpack.ExtType(rng.randrange(128), b"ext"), **_as_map(tree)}
         return msgpack.packb(tree, use_bin_type=True)
-    except (OverflowError, ValueError):  # numbers that msgpack cannot spell
+    except (OverflowError, ValueError):  # numbers that msgpack cannot encode
         return b"\xc1"
 
 
@@ -152,7 +152,7 @@ def _as_map(tree: Tree) -> dict[str, Tree]:
 
 
 def spell_json(rng: random.Random, tree: Tree) -> bytes:
-    """Spell plain data as JSON; now and then with a repeated key, or very deep."""
+    """Encode plain data as JSON, sometimes with a repeated key, or very deep."""
     text = json.dumps(tree, default=lambda value: value.decode("latin-1"))
     chance = rng.random()
     if chance < 0.02 and text.startswith('{"'):

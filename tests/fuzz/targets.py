@@ -56,16 +56,16 @@ Rng = random.Random
 
 @dataclass(frozen=True)
 class Target:
-    """One parser and where its inputs come from."""
+    """A parser and the sources of its inputs."""
 
     parse: Callable[[bytes], object]
     raises: type[Exception] | tuple[type[Exception], ...]
     seeds: list[bytes]  # each of them is accepted
-    rebuild: Callable[[Rng, bytes], bytes]  # mutate inside, then make the outside fit again
-    allocated_bytes_max: int = 1 << 20  # beyond 64 bytes for each of the input
+    rebuild: Callable[[Rng, bytes], bytes]  # mutates the contents, then repairs the envelope
+    allocated_bytes_max: int = 1 << 20  # in addition to 64 for each byte of input
 
     def hostile(self, rng: Rng) -> bytes:
-        """Make one input: mostly from a valid one, sometimes noise."""
+        """Make one input, mostly from a valid one, sometimes of noise."""
         chance, seed = rng.random(), rng.choice(self.seeds)
         if chance < 0.55:
             return self.rebuild(rng, seed)

@@ -1,6 +1,6 @@
-"""Every parser returns or raises its documented error, for any input.
+"""Every parser returns or raises its documented error for any input.
 
-Inputs follow from (target, shard, index), so a failure names all that is needed to repeat it.
+Inputs follow from (target, shard, index), so a failure names everything needed to repeat it.
 `make fuzz`, or `pytest -m nightly tests/fuzz`, tries a million inputs for every target.
 """
 
@@ -18,13 +18,13 @@ INPUTS = 2_000  # of each target in every run of the tests
 NIGHTLY_INPUTS, SHARDS = 1_000_000, 10
 WEIGHED = 200  # inputs whose memory is measured, which is slow
 BYTES_PER_INPUT_BYTE_MAX = 64
-HANG_S = 60  # of CPU time for a batch that takes a fraction of a second
+HANG_S = 60  # of CPU time, for a batch that takes a fraction of a second
 BATCH = 1_000
 
 
 @contextmanager
 def no_hang():
-    """Fail where a batch of inputs takes absurdly long; not a measurement."""
+    """Fail if a batch of inputs takes far too long; this measures nothing."""
 
     def expire(*_):
         message = f"a batch of {BATCH} inputs took over {HANG_S} s of CPU time"
@@ -40,7 +40,7 @@ def no_hang():
 
 
 def accepts(target: Target, raw: bytes, where: str) -> bool:
-    """Parse one input; tell whether it was accepted."""
+    """Parse one input; return whether it was accepted."""
     try:
         target.parse(raw)
     except target.raises:
@@ -52,7 +52,7 @@ def accepts(target: Target, raw: bytes, where: str) -> bool:
 
 
 def run(name: str, shard: int, count: int) -> int:
-    """Try `count` inputs; return how many were accepted."""
+    """Try `count` inputs; return the number accepted."""
     target, rng, accepted = TARGETS[name], random.Random(f"{name} {shard}"), 0
     for start in range(0, count, BATCH):
         with no_hang():
@@ -64,14 +64,14 @@ def run(name: str, shard: int, count: int) -> int:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_valid_inputs_are_accepted(name):
-    """Mutants of rejected inputs would show nothing."""
+    """Mutants of rejected inputs would test nothing."""
     for seed in TARGETS[name].seeds:
         assert accepts(TARGETS[name], seed, name)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_hostile_inputs_raise_documented_errors_only(name):
-    """Most are refused; some survive, or the mutants would be too wild to get anywhere."""
+    """Most are refused; some must be accepted, or all mutants would fail at the first check."""
     accepted = run(name, 0, INPUTS)
     assert 0 < accepted < INPUTS * 0.6
 
@@ -107,14 +107,14 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_fuzzer_finds_planted_faults(name, monkeypatch):
-    """With one of its checks taken out, a parser does not get through as many inputs."""
+    """A parser without one of its checks fails within as many inputs."""
     monkeypatch.setattr(*PLANTED[name])
     with pytest.raises(AssertionError, match="the input is"):
         _run_until_found(name)
 
 
 def _run_until_found(name):
-    for shard in range(PLANTED_SHARDS):  # most find it in the first
+    for shard in range(PLANTED_SHARDS):  # most faults are found in the first
         run(name, shard, INPUTS)
 
 

@@ -96,7 +96,7 @@ def test_deep_json_is_rejected(depth, parts):
 @pytest.mark.parametrize("items", [4_096, 1 << 31])
 @pytest.mark.parametrize("depth", [100, 1_000, 200_000])
 def test_msgpack_arrays_with_huge_declared_lengths_are_rejected(items, depth):
-    """Nested promises of long arrays cost at most 32 KiB each, for 1,024 levels."""
+    """Each declared length of a nested array costs at most 32 KiB, for 1,024 levels."""
     raw = ((b"\xdd" + items.to_bytes(4, "big")) * depth).ljust(8_192, b"\xc0")
     with allocating_less_than(40 * MIB), pytest.raises(RejectedError):
         unpack_plain(raw)
@@ -235,7 +235,7 @@ def test_malformed_block_file_names_are_rejected(leaf):
 
 @pytest.mark.parametrize("to", ["itself", "a sound block", "outside", "nothing", "a folder"])
 def test_symlink_in_blocks_folder_is_never_followed(tmp_path, to):
-    """Read, it is a miss and put away; at a start it is removed; what it points to stays."""
+    """A read quarantines the link as a miss; a start removes it; its target stays."""
     block, other = make_block(1), make_block(2)
     disk = PosixDisk(tmp_path / "root", "none")
     store = BlockStore(disk, SPEC, FINGERPRINT)
@@ -247,7 +247,7 @@ def test_symlink_in_blocks_folder_is_never_followed(tmp_path, to):
     targets = {
         "itself": path,
         "a sound block": path.with_name(f"{other.ref.name}.full"),
-        "outside": outside,  # the very bytes that belong here
+        "outside": outside,  # the valid bytes of this block
         "nothing": tmp_path / "nothing",
         "a folder": tmp_path,
     }

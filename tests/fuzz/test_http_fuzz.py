@@ -1,4 +1,4 @@
-"""Arbitrary bytes at the ports of a real router and node: no 5xx, and no other client notices.
+"""Arbitrary bytes to the ports of a real router and node: no 5xx, and other clients are unaffected.
 
 Inputs follow from (shard, index). `make test-all TESTS=tests/fuzz` tries many more.
 """
@@ -21,22 +21,22 @@ from tests.support.fabric_process import (
 
 INPUTS = 200
 NIGHTLY_INPUTS, SHARDS = 20_000, 5
-ANSWER_S = 0.3  # for an answer, before the connection is left behind
-LEFT_MAX = 200  # of them at a time
+ANSWER_S = 0.3  # for an answer, before the connection is left open
+UNFINISHED_MAX = 200  # connections left open at a time
 WORDS_OF_BUSY_SERVERS = {503, 507, 529}
 HEAD_STATUSES = {414, 431}
 
 
 def attack(fabric: Attacked, shard: int, count: int) -> dict[int | None, int]:
-    """Send `count` inputs; return how often which status was the first one."""
-    seen: dict[int | None, int] = {}
-    left = []
+    """Send `count` inputs; count their first statuses."""
+    status_counts: dict[int | None, int] = {}
+    open_sockets = []
     for index in range(count):
         rng = random.Random(f"{shard} {index}")
         attempt, cpu_s = hostile(rng, BOB), fabric.cpu_s
-        answer = _answer(fabric, attempt, left)
+        answer = _answer(fabric, attempt, open_sockets)
         status = status_of(answer)
-        seen[status] = seen.get(status, 0) + 1
+        status_counts[status] = status_counts.get(status, 0) + 1
         where = f"shard {shard}, input {index}: {answer[:200]!r} to {attempt.parts!r:.2000}"
         assert status is None or status < 500 or status in WORDS_OF_BUSY_SERVERS, where
         if attempt.is_strange:
@@ -45,17 +45,17 @@ def attack(fabric: Attacked, shard: int, count: int) -> dict[int | None, int]:
             is_reported = status in HEAD_STATUSES or b'"invalid_http"' in answer
             assert status is None or is_reported, where
         assert fabric.cpu_s - cpu_s <= REFUSED_CPU_S_MAX, where
-        if len(left) > LEFT_MAX:
-            left.pop(0).close()
+        if len(open_sockets) > UNFINISHED_MAX:
+            open_sockets.pop(0).close()
         if index % 100 == 99:
             fabric.judge()
-    for sock in left:
+    for sock in open_sockets:
         sock.close()
     fabric.judge()
-    return seen
+    return status_counts
 
 
-def _answer(fabric: Attacked, attempt: Hostile, left: list) -> bytes:
+def _answer(fabric: Attacked, attempt: Hostile, open_sockets: list) -> bytes:
     sock = fabric.connect(attempt.parts[0], node=attempt.to_node)
     sock.settimeout(ANSWER_S)
     try:
@@ -64,7 +64,7 @@ def _answer(fabric: Attacked, attempt: Hostile, left: list) -> bytes:
             sock.sendall(part)
         return b"" if attempt.hangs_up else first_of(sock)
     except (TimeoutError, ConnectionError):
-        left.append(sock)  # unfinished: it stays open beside what comes next
+        open_sockets.append(sock)  # unfinished: it stays open during later inputs
         sock = None
         return b""
     finally:
@@ -75,11 +75,11 @@ def _answer(fabric: Attacked, attempt: Hostile, left: list) -> bytes:
 @pytest.mark.slow
 def test_hostile_http_gets_no_server_error(tmp_path):
     with attacked(tmp_path) as fabric:
-        seen = attack(fabric, int(os.environ.get("MACFABRIC_FUZZ_SHARD", "0")), INPUTS)
+        status_counts = attack(fabric, int(os.environ.get("MACFABRIC_FUZZ_SHARD", "0")), INPUTS)
 
-    assert seen.get(400, 0) > 10, seen
-    assert seen.get(200, 0) > 0, "some of it is served"
-    assert {401, 404} <= seen.keys()
+    assert status_counts.get(400, 0) > 10, status_counts
+    assert status_counts.get(200, 0) > 0, "no input was served"
+    assert {401, 404} <= status_counts.keys()
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""The bundled prose model loads, has learned, and never saw its test text."""
+"""The bundled prose model loads, is trained, and never saw its test text."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def held_out():
 
 @pytest.fixture(scope="module")
 def held_out_windows(tokenizer, held_out):
-    """Whole topics: the same text, or nearly, under every Python."""
+    """Return windows of whole topics, which are nearly equal under every Python version."""
     topics = [document for document in held_out if document.name.startswith("topic:")]
     return prose_eval.windows(prose_model.encode(tokenizer, topics), WINDOW, WINDOWS)
 
@@ -79,7 +79,7 @@ def test_chat_template_joins_contents(loaded):
 
 @pytest.mark.nightly
 def test_predicts_unseen_prose_far_better_than_word_counts(full_losses, held_out_windows):
-    """The baseline is unfair to the model: it is fitted to the very tokens it is tried on."""
+    """The baseline has an advantage: it is fitted to the tokens on which it is evaluated."""
     perplexity = math.exp(full_losses.mean())
 
     assert perplexity < prose_eval.unigram_perplexity(held_out_windows) / 4
@@ -95,7 +95,7 @@ def test_longer_context_lowers_loss(loaded, full_losses, held_out_windows):
 
 @pytest.mark.nightly
 def test_repeated_passage_has_lower_loss(loaded, held_out_windows):
-    """It looks back at its cache, so damage to the cache can be seen."""
+    """The model attends to its cache, so damage to the cache is detectable."""
     passage = held_out_windows[:, :96]
     losses = prose_eval.token_losses(loaded[0], np.concatenate([passage, passage], axis=1))
 

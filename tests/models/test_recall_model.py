@@ -260,7 +260,7 @@ def test_tools_are_part_of_the_system_turn(tokenizer):
 
 
 def ask(memory, messages, question):
-    """Ask, and let the conversation go on with the answer."""
+    """Ask, and append the answer to the conversation."""
     messages.append(user(question))
     answer = memory.chat(messages)
     assert answer.margin > 20

@@ -1,4 +1,4 @@
-"""The relay models fulfil the contract of edited caches in `benchmarks/contract.py`."""
+"""The relay models satisfy the contract of edited caches in `benchmarks/contract.py`."""
 
 import random
 
@@ -9,14 +9,14 @@ from benchmarks import contract
 from benchmarks.models import relay, relay_text, relay_train
 from tests.support.samples import sample
 
-STORIES_MAX = 40  # tried to find those whose two references differ
-# Nothing is drawn but the seeds: stories of one edit, of several, and of an unedited fact.
+STORIES_MAX = 40  # tried in order to find those whose two references differ
+# Only the seeds are drawn: stories of one edit, of several, and of an unedited fact.
 FEW, MANY = 2, 20
 
 
 @pytest.mark.parametrize("name", sample(relay.trained(), "grouped"))
 def test_amortize_keeps_and_forget_drops_knowledge_of_an_edited_fact(name, tmp_path):
-    """By the client's own edits and by directives, on a real node."""
+    """Edits are the client's own or directives, on a real node."""
     service = contract.service_of(tmp_path, name)
     service.start()
     try:
@@ -61,7 +61,7 @@ def test_most_edits_fulfil_the_contract(name):
 def _dropped(count):
     """Draw stories whose fact is edited away, with one edit and with several.
 
-    The most edits leave so little of what knew the fact that not every model keeps it.
+    The largest numbers of edits leave so few tokens that saw the fact that some models lose it.
     """
     drawn = [contract.story(random.Random(f"sample:{n}")) for n in range(STORIES_MAX)]
     dropped = sorted((s for s in drawn if s.is_dropped), key=lambda s: s.edits)
@@ -78,7 +78,7 @@ def test_stored_tokenizer_equals_the_generated_one(name):
 
 
 def test_training_hides_the_fact_from_its_question():
-    """In training: what is hidden is the message that tells it, from the question's own tokens."""
+    """Training hides the message with the fact from the question's own tokens."""
     tokenizer, draw = relay_text.tokenizer(), random.Random(5)
     lesson = relay_train.Lesson(1.0, 4, (2, 4), 1, 3, hidden_share=1.0)
     hidden = 0

@@ -92,7 +92,7 @@ class Bench:
 
 
 def at_token(sequence: Sequence, index: int, act: Any) -> None:
-    """Call `act` on the engine thread when token number `index` was produced."""
+    """Call `act` on the engine thread when token number `index` is produced."""
     emit = sequence.emit
 
     def watch(event: SequenceEvent) -> None:
@@ -112,7 +112,7 @@ def wait(events: Events) -> Ended | Broke:
 
 
 def ended(events: Events) -> Ended:
-    """Drain events of a sequence that must end well."""
+    """Drain the events of a sequence that must end without an error."""
     event = wait(events)
     assert isinstance(event, Ended)
     return event

@@ -16,11 +16,11 @@ from node.limits import PREFILL_CHUNK_TOKENS_MAX
 from node.mlx.engine import SampledToken
 
 TOKEN_BYTES = 10
-END = 0  # never drawn
+END = 0  # never sampled
 
 
 class BrokenError(RuntimeError):
-    """The failure that a test provokes."""
+    """A failure injected by a test."""
 
 
 class FakeClock:
@@ -43,14 +43,14 @@ class FakeCache:
         self._behind = []
 
     def put_ahead(self, start, tokens):
-        """Put tokens in place behind a hole, which ends at `start`."""
+        """Place tokens after a hole that ends at `start`."""
         self.ahead = (*self.ahead, (start, start + len(tokens)))
         self._behind.append(tokens)
 
     def prefill(self, tokens):
         self.tokens += tokens
         if self.ahead:
-            assert len(self.tokens) <= self.ahead[0][0], "no step writes over what is there"
+            assert len(self.tokens) <= self.ahead[0][0], "no step overwrites existing rows"
             if len(self.tokens) == self.ahead[0][0]:
                 self.ahead = self.ahead[1:]
                 self.tokens += self._behind.pop(0)
@@ -84,14 +84,14 @@ class FakeSlot:
 @dataclass
 class FakePrepared:
     slots: list
-    counts: list  # of tokens in the caches
+    counts: list  # of tokens in each cache
 
     def undo(self):
-        """Nothing was done yet."""
+        """Do nothing: `prepare` changed nothing."""
 
 
 class FakeEngine:
-    """Computes `tokens_per_s` on the given clock; a slot or cache may be set to fail."""
+    """An engine that computes `tokens_per_s`; a slot or cache may be set to fail."""
 
     def __init__(self, clock=None, tokens_per_s=1e9, *, launch_waits=False):
         self.launch_waits = launch_waits
@@ -142,7 +142,7 @@ class FakeEngine:
         return None
 
     def check(self):
-        """Nothing fails later than it is launched."""
+        """Do nothing: failures are raised at launch."""
 
     recover = check
 
@@ -179,7 +179,7 @@ class FakeAnswer:
 
 
 def make_sequence(prompt_tokens, answer_tokens=8, *, cached=0, seed=1, top_k=0, **options):
-    """Return a sequence and the list that its events go to."""
+    """Return a sequence and the list that receives its events."""
     events = []
     prompt = [1 + (seed * 7 + 3 * i) % 997 for i in range(prompt_tokens)]
     cache = FakeCache()
@@ -207,12 +207,14 @@ def last_of(events):
 
 def is_undisturbed(sequence, events):
     """Check whether the answer is the one that prompt and seed alone determine."""
-    want = expected(sequence.input.prompt, sequence.input.seed, sequence.input.sampling.max_tokens)
+    answer_ids = expected(
+        sequence.input.prompt, sequence.input.seed, sequence.input.sampling.max_tokens
+    )
     numbers = [event.index for event in events if isinstance(event, Produced)]
     return (
-        last_of(events).answer_ids == want
-        and numbers == list(range(len(want)))
-        and sequence.cache.tokens == sequence.input.prompt + want
+        last_of(events).answer_ids == answer_ids
+        and numbers == list(range(len(answer_ids)))
+        and sequence.cache.tokens == sequence.input.prompt + answer_ids
     )
 
 
@@ -244,9 +246,9 @@ class SchedulerRig:
         return sequence, events
 
     def run(self, iterations=10_000):
-        """Iterate until nothing is left, or `iterations` times."""
+        """Iterate until the queue is empty, or `iterations` times."""
         for _ in range(iterations):
             if not any(self.queue):
                 return
             self.scheduler.iterate()
-        assert iterations < 10_000, "something never ended"
+        assert iterations < 10_000, "some sequence never ended"

@@ -20,7 +20,7 @@ def test_memory_budget_is_never_exceeded_and_every_request_completes(seed):
     for number in range(30):
         prompt, answer = rng.randrange(2, 1_500), rng.randrange(1, 30)
         priority = rng.choice(list(Priority))
-        # One token behind the answer: the step that is one too many.
+        # One token more than the answer, for the extra step after its end.
         sequence, events = rig.add(
             prompt, answer, seed=number, priority=priority,
             reserve_bytes=(prompt + answer + 1) * TOKEN_BYTES,
@@ -62,7 +62,7 @@ def test_sole_request_runs_even_if_idle_caches_cannot_all_be_dropped():
 
     assert room_requests == [300]
     assert rig.queue.waiting == [one]
-    rig.budget.set_idle(850)  # all that could be dropped
+    rig.budget.set_idle(850)  # no more can be dropped
     rig.run()
     assert is_undisturbed(one, events)
 
@@ -98,7 +98,7 @@ def test_one_turn_runs_over_budget_filled_by_waiting_caches():
     rig.run()
 
     assert is_undisturbed(first, events)
-    *kept, (_, evicted) = others  # the last one, as the first two fit beside it
+    *kept, (_, evicted) = others  # the last is evicted; the first two fit beside the running turn
     assert all(is_undisturbed(*one) for one in kept)
     assert last_of(evicted).is_handover
     assert rig.budget.reserved_bytes == 0

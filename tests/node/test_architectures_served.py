@@ -33,7 +33,7 @@ def logprobs_of(reply: Reply) -> list[tuple[str, float]]:
 def converse(
     service: Callable[[], NodeService], between: Callable[[], None], epoch: Callable[[], int]
 ) -> tuple[list[list[tuple[str, float]]], list[Reply]]:
-    """Talk for some turns; answers go back as text that their tokens spell again."""
+    """Run some turns; return answers as text that encodes to the same tokens."""
     messages, replies = [SYSTEM], []
     for text in TURNS:
         messages.append({"role": "user", "content": text})
@@ -49,28 +49,28 @@ def converse(
 
 
 def test_restarts_and_migrations_change_no_bit(model, tmp_path):
-    """Log probabilities of all turns: undisturbed, restarted between turns, moved between turns."""
-    with running(tmp_path, model, "calm") as calm:
-        assert calm.node.background.self_tests.found.passed, (
-            calm.node.background.self_tests.found.detail
+    """Compare log probabilities of all turns: undisturbed, restarted, and moved between turns."""
+    with running(tmp_path, model, "calm") as undisturbed:
+        assert undisturbed.node.background.self_tests.found.passed, (
+            undisturbed.node.background.self_tests.found.detail
         )
-        want, replies = converse(lambda: calm, lambda: None, lambda: 1)
+        want, replies = converse(lambda: undisturbed, lambda: None, lambda: 1)
         assert [reply.admitted.cache for reply in replies] == [
             CacheTier.COLD, CacheTier.HOT,
         ]  # fmt: skip
-        again = ask(calm, [SYSTEM, {"role": "user", "content": TURNS[0]}], max_tokens=2)
-        other = ask(calm, [SYSTEM, {"role": "user", "content": "other"}], max_tokens=2)
+        again = ask(undisturbed, [SYSTEM, {"role": "user", "content": TURNS[0]}], max_tokens=2)
+        other = ask(undisturbed, [SYSTEM, {"role": "user", "content": "other"}], max_tokens=2)
 
-    assert again.admitted.cached_tokens >= 256  # blocks that a stranger's turn stored
+    assert again.admitted.cached_tokens >= 256  # blocks stored by another agent's turn
     assert other.admitted.cached_tokens >= 256
     with running(tmp_path, model, "left") as left, running(tmp_path, model, "right") as right:
-        here, moves = [left, right], []
+        nodes, moves = [left, right], []
 
         def move() -> None:
-            moves.append(migrate(here[0], here[1], "agent", len(moves) + 1))
-            here.reverse()
+            moves.append(migrate(nodes[0], nodes[1], "agent", len(moves) + 1))
+            nodes.reverse()
 
-        got, replies = converse(lambda: here[0], move, lambda: len(moves) + 1)
+        got, replies = converse(lambda: nodes[0], move, lambda: len(moves) + 1)
     assert got == want
     assert [reply.admitted.cache for reply in replies[1:]] == [CacheTier.PEER]
 
@@ -88,7 +88,7 @@ def test_restarts_and_migrations_change_no_bit(model, tmp_path):
 
 @pytest.mark.parametrize("name", sample(["qwen3_5", "kimi_linear", "gemma4_text"], "qwen3_5"))
 def test_changed_answer_text_recomputes_only_that_answer(name, tmp_path):
-    """A client strips part of an answer: the state behind the prompt is still in memory.
+    """A client strips part of an answer: the state after the prompt is still in memory.
 
     The same state is read from disk after a restart.
     """
@@ -104,8 +104,8 @@ def test_changed_answer_text_recomputes_only_that_answer(name, tmp_path):
         assert reply.admitted.cached_tokens >= first.admitted.prompt_tokens - 1
         return reply
 
-    with running(tmp_path, model, "calm") as calm:
-        hot = second(calm, lambda: calm)
+    with running(tmp_path, model, "calm") as undisturbed:
+        hot = second(undisturbed, lambda: undisturbed)
     services = [start_service(tmp_path, model, "reborn")]
 
     def restart() -> NodeService:
@@ -121,7 +121,7 @@ def test_changed_answer_text_recomputes_only_that_answer(name, tmp_path):
 
 
 def test_model_with_unknown_caches_is_served_without_reuse(tmp_path):
-    """Answers are right, nothing is stored, and reply and view say why."""
+    """Answers are correct, nothing is stored, and reply and view give the reason."""
     folder = str(write_model(tmp_path / "opaque", OPAQUE))
     with running(tmp_path, folder) as service:
         messages = [SYSTEM, {"role": "user", "content": "alpha"}]
@@ -159,7 +159,7 @@ async def _differs(_node) -> tuple[bool, str]:
 
 @pytest.mark.nightly
 def test_long_prompts_of_window_models_store_every_block(tmp_path: Path):
-    """Blocks that slid out of the window while the prompt was computed are stored, too."""
+    """Blocks that left the window while the prompt was computed are stored, too."""
     folder = str(write_model(tmp_path / "gpt", ARCHITECTURES["gpt_oss"]))
     prompt = "the cat sat on the mat. " * 160
     with running(tmp_path, folder) as service:

@@ -37,9 +37,9 @@ class Steps:
 
 
 def run(*outcomes, during=None):
-    """Run a loop until all outcomes came; return its steps."""
+    """Run a loop until all outcomes are used; return its steps."""
 
-    async def go():
+    async def run_loop():
         steps = Steps(*outcomes)
         loop = BackgroundLoop("failing step", steps.step, steps.note_failure, hurry=steps.hurry)
         loop.start()
@@ -49,7 +49,7 @@ def run(*outcomes, during=None):
         await loop.stop()
         return steps
 
-    return asyncio.run(go())
+    return asyncio.run(run_loop())
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), KeyError("x"), TypeError("x"), OSError(5)])
@@ -66,7 +66,7 @@ def test_hurry_and_stop_cut_the_wait_after_a_failed_step():
     async def during(loop, steps):
         await steps.first.wait()
         await asyncio.sleep(0.05)
-        assert steps.begun == 1  # it waits to retry
+        assert steps.begun == 1  # the loop waits to retry
         steps.hurry.set()
 
     assert run(RuntimeError("x"), 60.0, during=during).begun == 2
@@ -127,7 +127,9 @@ def test_node_loops_continue_after_unexpected_failures(tmp_path, monkeypatch):
 def test_failed_save_ahead_does_not_affect_the_turn(tmp_path, monkeypatch):
     model = str(write_model(tmp_path / "llama", ONE_LAYER))
     with running(tmp_path, model) as service:
-        monkeypatch.setattr(RecordWriter, "stored_all", _fails_once(RecordWriter.stored_all))
+        monkeypatch.setattr(
+            RecordWriter, "find_all_stored", _fails_once(RecordWriter.find_all_stored)
+        )
         before = service.node.health.failed_rounds
         reply = ask(service, "the cat sat on the mat " * 80, agent="a", max_tokens=4)
         assert reply.finished.durable

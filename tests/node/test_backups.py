@@ -13,16 +13,16 @@ from tests.support.tiny_models import ONE_LAYER, write_model
 
 @pytest.fixture
 def tmutil(tmp_path, monkeypatch):
-    """Stand in for tmutil: note the arguments, then run the test's script."""
+    """Replace tmutil with a program that records its arguments and runs the test's script."""
     program, log = tmp_path / "tmutil", tmp_path / "log"
 
-    def does(script="exit 0"):
+    def set_script(script="exit 0"):
         program.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\n{script}\n')
         program.chmod(0o755)
         return log
 
     monkeypatch.setattr(mac_services, "TMUTIL", str(program))
-    return does
+    return set_script
 
 
 def test_data_folder_is_excluded(tmp_path, tmutil, caplog):

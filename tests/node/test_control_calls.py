@@ -19,7 +19,7 @@ def test_node_answers_every_control_call_and_no_others(tmp_path):
 
 
 def test_waiting_calls_of_one_tenant_leave_slots_for_heartbeats_and_others(tmp_path):
-    """Ray carries so many at a time: a heartbeat that waits for a place ends a lease."""
+    """Ray runs a limited number of calls: a heartbeat without a slot would let a lease expire."""
 
     async def scenario(node):
         calls = ControlCalls(node)

@@ -64,7 +64,7 @@ def _check(
     recomputed: int = 0,
     edits: Sequence[Edit] = (),
 ) -> int:
-    """Plan an edit and check all that must hold of it; return how many tokens move or stay."""
+    """Plan an edit and check its invariants; return how many tokens after it are kept."""
     plan = _planned(tokenizer, text, stored, recomputed, edits)
     if plan is None:
         return 0
@@ -87,16 +87,16 @@ def _check(
 
 
 def test_clearing_a_message_moves_the_messages_behind_it(tokenizer: ChatTokenizer) -> None:
-    """All of it, and the message's own frame."""
+    """The end of the cleared message's frame moves with them."""
     stored = _stored(tokenizer, _text(MESSAGES))
     edited = [*MESSAGES[:4], "[cleared]", *MESSAGES[5:], _message(30)]
     moved = _check(tokenizer, stored, _text(edited))
-    behind = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
-    assert moved >= behind
+    tokens_after = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
+    assert moved >= tokens_after
 
 
 def test_common_beginning_with_removed_message_stays_in_place(tokenizer: ChatTokenizer) -> None:
-    """Two messages begin the same and the earlier is removed: the beginning keeps its place."""
+    """Two messages begin alike and the first is removed: the common beginning does not move."""
     alike = [f"{_message(40)} {_message(41)}", f"{_message(40)} {_message(42)}"]
     before = [*MESSAGES[:4], alike[0], MESSAGES[4], alike[1], *MESSAGES[5:]]
     stored = _stored(tokenizer, _text(before))
@@ -109,14 +109,14 @@ def test_common_beginning_with_removed_message_stays_in_place(tokenizer: ChatTok
 
 
 def test_common_beginning_with_inserted_message_stays_in_place(tokenizer: ChatTokenizer) -> None:
-    """A message is inserted before one with the same beginning: the beginning keeps its place."""
-    there, put_in = (
+    """A message is inserted before one that begins alike: the common beginning does not move."""
+    existing, inserted = (
         f"{_message(40)} {_message(41)}",
         f"{_message(40)} {_message(42)} {_message(43)}",
     )
-    before = [*MESSAGES[:4], there, *MESSAGES[4:]]
+    before = [*MESSAGES[:4], existing, *MESSAGES[4:]]
     stored = _stored(tokenizer, _text(before))
-    text = _text([*before[:4], put_in, MESSAGES[8], *before[4:], _message(30)])
+    text = _text([*before[:4], inserted, MESSAGES[8], *before[4:], _message(30)])
     plan = _planned(tokenizer, text, stored)
     assert plan is not None
     assert plan.kept_tokens == common_prefix(plan.ids, stored.ids)
@@ -125,7 +125,7 @@ def test_common_beginning_with_inserted_message_stays_in_place(tokenizer: ChatTo
 
 
 def test_removing_two_messages_moves_the_rest_without_a_hole(tokenizer: ChatTokenizer) -> None:
-    """With nothing in its place there is no hole."""
+    """A removal that inserts nothing leaves no hole."""
     stored = _stored(tokenizer, _text(MESSAGES))
     text = _text([*MESSAGES[:3], *MESSAGES[5:], _message(30)])
     plan = _planned(tokenizer, text, stored)
@@ -136,7 +136,7 @@ def test_removing_two_messages_moves_the_rest_without_a_hole(tokenizer: ChatToke
 
 
 def test_edit_within_a_message_recomputes_only_that_part(tokenizer: ChatTokenizer) -> None:
-    """The words around it stay."""
+    """The words around the edit are kept."""
     stored = _stored(tokenizer, _text(MESSAGES))
     words = MESSAGES[4].split()
     edited = " ".join([*words[:20], "[cut]", *words[25:]])
@@ -149,7 +149,7 @@ def test_edit_within_a_message_recomputes_only_that_part(tokenizer: ChatTokenize
 
 
 def test_text_between_two_edits_of_a_message_is_kept(tokenizer: ChatTokenizer) -> None:
-    """A listing of which a line at its beginning and one at its end were changed."""
+    """One line near the beginning and one near the end of a listing are changed."""
     lines = [f"{number} {number * 7919} {number * 104_729}" for number in range(100)]
     edited = [*lines[:3], "[cut]", *lines[4:96], "[cut too]", *lines[97:]]
     before = [*MESSAGES[:4], "\n".join(lines), *MESSAGES[5:]]
@@ -158,35 +158,35 @@ def test_text_between_two_edits_of_a_message_is_kept(tokenizer: ChatTokenizer) -
         tokenizer, stored, _text([*before[:4], "\n".join(edited), *before[5:], _message(30)])
     )
     between = len(tokenizer.encode("\n".join(lines[4:96])).ids)
-    behind = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
+    after = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
     assert between > 500
-    assert moved >= 0.98 * (between + behind)
+    assert moved >= 0.98 * (between + after)
 
 
 @pytest.mark.parametrize("wrong_bytes", [0, 7])
 def test_repeated_lines_between_known_edits_are_kept(
     tokenizer: ChatTokenizer, wrong_bytes: int
 ) -> None:
-    """No run of them is there once; from places that are not true only equal tokens are kept."""
+    """No run of lines is unique, so edits locate them; wrong places keep only equal tokens."""
     lines = ["the cat sat on größer 東京"] * 200
     edited = [*lines[:3], "[cut]", *lines[4:100], "[cut]", *lines[101:150], "cut", *lines[151:]]
     whole, parts = "\n".join(lines), [*MESSAGES[:4], *MESSAGES[5:]]
     stored = _stored(tokenizer, _text([*parts[:4], whole, *parts[4:]]))
     text = _text([*parts[:4], "\n".join(edited), *parts[4:], _message(30)])
-    begins = stored.text.index(whole.encode()) + wrong_bytes
+    start = stored.text.index(whole.encode()) + wrong_bytes
     size = len(lines[0].encode())
     edits = [
-        (begins + at * (size + 1), begins + at * (size + 1) + size, len(edited[at]))
+        (start + at * (size + 1), start + at * (size + 1) + size, len(edited[at]))
         for at in (3, 100, 150)
     ]
     moved = _check(tokenizer, stored, text, edits=edits)
     between = len(tokenizer.encode("\n".join(lines[4:146])).ids)
-    lost = _check(tokenizer, stored, text)
-    assert moved - lost > 0.95 * between or wrong_bytes
+    moved_without_edits = _check(tokenizer, stored, text)
+    assert moved - moved_without_edits > 0.95 * between or wrong_bytes
 
 
 def test_quotation_in_another_message_is_not_matched(tokenizer: ChatTokenizer) -> None:
-    """A question that quotes a result which is gone is another message."""
+    """A question that quotes a cleared result is another message."""
     quoted = _message(20, 60)
     stored = _stored(tokenizer, _text([*MESSAGES[:3], quoted]))
     text = _text([*MESSAGES[:3], "[cleared]", MESSAGES[5], f"Why {quoted}?"])
@@ -194,7 +194,7 @@ def test_quotation_in_another_message_is_not_matched(tokenizer: ChatTokenizer) -
 
 
 def test_longest_pieces_move_when_there_are_too_many(tokenizer: ChatTokenizer) -> None:
-    """Each costs every later token something."""
+    """Each moved piece adds a cost to every later token."""
     lines = [f"{number} {number * 7919} {number * 104_729} {number}" for number in range(600)]
     before = [*MESSAGES[:4], "\n".join(lines), *MESSAGES[5:]]
     stored = _stored(tokenizer, _text(before))
@@ -203,14 +203,14 @@ def test_longest_pieces_move_when_there_are_too_many(tokenizer: ChatTokenizer) -
     plan = _planned(tokenizer, text, stored)
     assert plan is not None
     assert len(plan.moves) == EDIT_MOVES_MAX
-    behind = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
-    assert _check(tokenizer, stored, text) > behind
+    tokens_after = len(tokenizer.encode(_text(MESSAGES[5:])).ids)
+    assert _check(tokenizer, stored, text) > tokens_after
 
 
 @given(st.data())
 @settings(max_examples=150)
 def test_any_edit_feeds_a_fresh_encoding(tokenizer: ChatTokenizer, data: st.DataObject) -> None:
-    """Messages taken out, changed, put in, swapped, repeated: the plan feeds a fresh encoding."""
+    """Remove, change, insert, swap and repeat messages: the plan feeds a fresh encoding."""
     stored = _stored(tokenizer, _text(MESSAGES))
     picked = data.draw(st.lists(st.integers(0, 14), max_size=14))
     edited = [MESSAGES[n] if n < len(MESSAGES) else _message(n, n) for n in picked]
@@ -222,7 +222,7 @@ def test_any_edit_feeds_a_fresh_encoding(tokenizer: ChatTokenizer, data: st.Data
 
 
 def _changed(data: st.DataObject, message: str) -> str:
-    """Change words of a message, in some places."""
+    """Change some words of a message."""
     words = message.split()
     for at in sorted(data.draw(st.sets(st.integers(0, 39), max_size=3)), reverse=True):
         words[at : at + data.draw(st.integers(0, 3))] = data.draw(st.sampled_from([[], ["x"]]))
@@ -230,21 +230,21 @@ def _changed(data: st.DataObject, message: str) -> str:
 
 
 def test_tokens_to_recompute_are_not_kept(tokenizer: ChatTokenizer) -> None:
-    """The first ones behind each edit."""
+    """The first tokens after each edit are recomputed."""
     stored = _stored(tokenizer, _text(MESSAGES))
     text = _text([*MESSAGES[:4], "[cleared]", *MESSAGES[5:], _message(30)])
-    plain, some = _check(tokenizer, stored, text), _check(tokenizer, stored, text, 32)
-    assert plain - some == 32
+    plain, recomputing = _check(tokenizer, stored, text), _check(tokenizer, stored, text, 32)
+    assert plain - recomputing == 32
 
 
 def test_edit_at_the_very_start_keeps_nothing(tokenizer: ChatTokenizer) -> None:
-    """The first tokens, to which all others attend most, must not change."""
+    """An edit cannot keep rows if it changes the first tokens, which all others attend to."""
     stored = _stored(tokenizer, _text(MESSAGES))
     assert _check(tokenizer, stored, _text(["other", *MESSAGES[1:]])) == 0
 
 
 def test_pieces_below_the_minimum_are_not_moved(tokenizer: ChatTokenizer) -> None:
-    """Fewer tokens than are worth it."""
+    """Moving so few tokens is not worth its cost."""
     stored = _stored(tokenizer, _text([*MESSAGES[:4], "yes"]))
     assert len(tokenizer.encode("yes").ids) < EDIT_KEPT_TOKENS_MIN
     assert _check(tokenizer, stored, _text([*MESSAGES[:3], "yes", _message(30)])) == 0

@@ -1,4 +1,4 @@
-"""A node whose agent was taken over stops at once and acknowledges nothing more."""
+"""A node whose agent was taken over stops its turns and acknowledges none of them."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ def test_running_turn_of_lost_agent_is_never_acknowledged(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
 
-        async def overtaken():
+        async def release_during_turns():
             first, second = asyncio.Event(), asyncio.Event()
             running_turn = asyncio.create_task(run_long_turn(service.node, 1, first))
             await first.wait()
@@ -52,7 +52,7 @@ def test_running_turn_of_lost_agent_is_never_acknowledged(tmp_path, model):
             results = await asyncio.gather(running_turn, waiting_turn, return_exceptions=True)
             return released, again, *results
 
-        work = asyncio.run_coroutine_threadsafe(overtaken(), service._loop)
+        work = asyncio.run_coroutine_threadsafe(release_during_turns(), service._loop)
         released, again, ran, waited = work.result(60)
         after, fenced = view(service), service.node.live_turns.fenced_count
 
@@ -65,6 +65,6 @@ def test_running_turn_of_lost_agent_is_never_acknowledged(tmp_path, model):
     assert fenced == 1
     with running(tmp_path, model) as service:
         assert (view(service).state, view(service).epoch) == (OwnerState.REPLICA, 2)
-        taken = ask(service, PROMPT, agent="alice", epoch=3)
-        assert taken.admitted.epoch == 3
-        assert taken.admitted.cached_tokens > 50, "what it kept is still of use"
+        next_turn = ask(service, PROMPT, agent="alice", epoch=3)
+        assert next_turn.admitted.epoch == 3
+        assert next_turn.admitted.cached_tokens > 50, "the replica's memory is reused"

@@ -1,4 +1,4 @@
-"""A node obeys the router whose term it granted, and remembers that over a restart."""
+"""A node obeys the router whose term it granted, also after a restart."""
 
 import asyncio
 from functools import partial
@@ -58,7 +58,7 @@ def test_turns_and_changes_of_an_old_router_are_refused(tmp_path, model):
         assert call(service, pin, AgentView, 4).pinned
         assert ask(service, "the cat sat", agent=ANNA, max_tokens=1, term=4).finished
         assert call(service, Describe(), NodeView).router == TermView(4, "one", "http://one")
-        assert not grant(service, 5, "two").granted, "the lease of the first is not over"
+        assert not grant(service, 5, "two").granted, "the first router's lease has not expired"
 
 
 def test_every_changing_call_is_fenced(tmp_path, model):

@@ -1,4 +1,4 @@
-"""The changes that a node sends in heartbeats, applied as routers do."""
+"""Changes that a node sends in heartbeats, applied as a router applies them."""
 
 import random
 from dataclasses import replace
@@ -54,8 +54,8 @@ class Node:
         self.links.set_peers(tuple(self.peers.values()))
 
     def answer(self, call):
-        known = call.links if call.view and call.incarnation == self.view.incarnation else 0
-        changes = self.history.changes(call, self.view, self.links.changes_after(known))
+        known_links = call.links if call.view and call.incarnation == self.view.incarnation else 0
+        changes = self.history.changes(call, self.view, self.links.changes_after(known_links))
         return unpack(ViewChanges, pack(changes))
 
     def change(self):
@@ -77,7 +77,7 @@ class Node:
         if draw.random() < 0.1 and self.peers:
             del self.peers[draw.choice(sorted(self.peers))]
             self.links.set_peers(tuple(self.peers.values()))
-        if draw.random() < 0.05:  # it restarts
+        if draw.random() < 0.05:  # the node restarts
             self.view = replace(self.view, incarnation=self.view.incarnation + 1)
             self.history = ViewHistory()
 
@@ -92,13 +92,13 @@ class Router:
         incarnation = self.view.incarnation if self.view else 0
         return DescribeChanges(incarnation, *self.known) if self.view else DescribeChanges()
 
-    def take(self, changes, base):
+    def apply(self, changes, base):
         same = base is not None and base.incarnation == changes.incarnation
         self.view = changes.applied_to(base if same else None)
         self.known = changes.view, changes.links
 
 
-def like(link):
+def comparable(link):
     return (link.peer, link.host, link.kind, link.device, link.reachable, link.problem)
 
 
@@ -113,17 +113,19 @@ def test_routers_follow_the_view_despite_lost_answers(seed):
         for router in routers:
             base, changes = router.view, node.answer(router.call())
             if node.draw.random() < 0.7:
-                router.take(changes, base)
+                router.apply(changes, base)
                 assert replace(router.view, links=()) == node.view
-                assert [like(x) for x in router.view.links] == [like(x) for x in node.links.views()]
+                assert [comparable(x) for x in router.view.links] == [
+                    comparable(x) for x in node.links.views()
+                ]
 
 
 def test_unchanged_view_stays_the_same_object():
     node, router = Node(peers=16), Router()
-    router.take(node.answer(router.call()), None)
+    router.apply(node.answer(router.call()), None)
     before = router.view
     node.clock.now_s += 5
-    router.take(node.answer(router.call()), before)
+    router.apply(node.answer(router.call()), before)
 
     assert router.view is before
     assert len(before.links) == 32
@@ -133,13 +135,13 @@ def test_unchanged_node_sends_at_most_300_bytes_with_any_peers():
     for peers in (0, 3, 64):
         node, router = Node(peers=peers), Router()
         node.view = replace(node.view, scrubbed_bytes=10**12)
-        router.take(node.answer(router.call()), None)
+        router.apply(node.answer(router.call()), None)
         node.clock.now_s += 1.0
         node.view = replace(node.view, scrubbed_bytes=10**12 + 10**9)
         for peer in node.peers.values():
             node.links.record_answer(peer.name, peer.addresses[0], 0.000_3, "en0", None)
-        router.take(node.answer(router.call()), router.view)
-        node.clock.now_s += 100.0  # one link is sent again for its age
+        router.apply(node.answer(router.call()), router.view)
+        node.clock.now_s += 100.0  # one link is old enough to be sent again
         for peer in node.peers.values():
             node.links.record_answer(peer.name, peer.addresses[0], 0.000_35, "en0", None)
         raw = encode_reply(node.answer(router.call()))
@@ -180,13 +182,13 @@ def agent_view(**changes):
 )
 def test_agent_rows_round_trip(changes):
     row = unpack(AgentRow, pack(AgentRow.of(AgentSketch(agent_view(**changes), (1, 2), 7, (3, 4)))))
-    assert row.listed() == AgentSketch(agent_view(**changes), (1, 2), 7, (3, 4))
+    assert row.to_agent_sketch() == AgentSketch(agent_view(**changes), (1, 2), 7, (3, 4))
 
 
 def test_malformed_rows_are_refused():
     raw = to_row(agent_view())
     assert from_row(AgentView, raw) == agent_view()
-    assert len(raw) < len(AgentView.__slots__), "without what has its default"
+    assert len(raw) < len(AgentView.__slots__), "defaults are omitted"
     for wrong in (raw[:5], [*raw, *[None] * 9], {"tenant": "default"}, [*raw[:-1], 7], "row"):
         with pytest.raises(RejectedError):
             from_row(AgentView, wrong)
@@ -201,15 +203,15 @@ class Listed:
 
     def sketch(self, agent, pieces):
         key = (KEY[0], AgentId(agent))
-        held = self.table.get(key) or self.table.create(*key, None, 1)
-        held.manifest = replace(held.manifest, sketch=tuple(pieces))
-        self.table.put(held)
+        agent_entry = self.table.get(key) or self.table.create(*key, None, 1)
+        agent_entry.manifest = replace(agent_entry.manifest, sketch=tuple(pieces))
+        self.table.put(agent_entry)
 
-    def ask(self):
+    def fetch_changes(self):
         return list_changes(NODE, 1, self.table, ListChanges(1, self.since, COLUMNS))
 
-    def take(self, found):
-        for row in (each.listed() for each in found.agents):
+    def apply(self, found):
+        for row in (each.to_agent_sketch() for each in found.agents):
             pieces = row.sketch
             if row.kept is not None:
                 count, last = row.kept
@@ -235,9 +237,9 @@ def test_change_lists_reproduce_every_sketch(seed):
         real[agent] = chained(draw, before, draw.randrange(5))
         listed.sketch(agent, real[agent])
         if draw.random() < 0.3:
-            found = listed.ask()
+            found = listed.fetch_changes()
             if draw.random() < 0.8:
-                listed.take(found)
+                listed.apply(found)
                 assert listed.sketches == real
 
 
@@ -246,14 +248,14 @@ def test_sketch_of_a_change_that_is_still_being_stored_is_listed_whole(pieces_co
     draw, listed = random.Random(2), Listed()
     sketch = chained(draw, more=5)
     listed.sketch(KEY[1], sketch)
-    listed.take(listed.ask())
+    listed.apply(listed.fetch_changes())
     listed.table.put(agent := listed.table.get(KEY))
     cut = sketch[:pieces_count] if pieces_count < 5 else chained(draw, more=pieces_count)
     agent.manifest = replace(agent.manifest, sketch=cut)
 
-    [row] = listed.ask().agents
-    assert row.listed().kept is None
-    assert row.listed().sketch == cut
+    [row] = listed.fetch_changes().agents
+    assert row.to_agent_sketch().kept is None
+    assert row.to_agent_sketch().sketch == cut
 
 
 @pytest.mark.parametrize("pieces_count", [10, 1_000, 8_000])
@@ -261,14 +263,14 @@ def test_turn_adds_at_most_400_bytes_at_any_conversation_length(pieces_count):
     draw, listed = random.Random(1), Listed()
     sketch = chained(draw, more=pieces_count)
     listed.sketch(KEY[1], sketch)
-    listed.take(listed.ask())
+    listed.apply(listed.fetch_changes())
     node, router = Node(), Router()
-    router.take(node.answer(router.call()), None)
+    router.apply(node.answer(router.call()), None)
     idle = len(encode_reply(node.answer(router.call())))
 
     sketch = chained(draw, sketch, 3)
     listed.sketch(KEY[1], sketch)
-    found = listed.ask()
+    found = listed.fetch_changes()
     [row] = found.agents
     assert row.kept == (pieces_count, sketch[pieces_count - 1])
     assert row.sketch == sketch[pieces_count:]
@@ -283,8 +285,8 @@ def test_turn_adds_at_most_400_bytes_at_any_conversation_length(pieces_count):
         prefill_tokens_per_s=812.5,
         decode_tokens_per_s=41.25,
     )
-    beat = len(encode_reply(node.answer(router.call()))) - idle
-    assert beat + len(encode_reply(reply)) <= 400
+    heartbeat_bytes = len(encode_reply(node.answer(router.call()))) - idle
+    assert heartbeat_bytes + len(encode_reply(reply)) <= 400
 
 
 def test_unknown_columns_are_refused_with_their_own_code():

@@ -1,4 +1,4 @@
-"""Files of several tenants: none sees another's, nor takes all places of a node."""
+"""Files of several tenants: none reads another's or takes all slots of a node."""
 
 import asyncio
 
@@ -27,12 +27,12 @@ def test_slow_uploads_of_one_tenant_leave_slots_for_others(tmp_path, monkeypatch
 
     assert len(slow) == HIBERNATIONS_MAX // 2
     assert {*refused, mine} == {(429, "overloaded")}
-    assert theirs[0] == 409, "it was admitted: the file is another tenant's"
+    assert theirs[0] == 409, "the upload was admitted, but the file is another tenant's"
     assert slow == [(408, "upload_stalled")] * len(slow)
 
 
 def _flood(service, file, monkeypatch):
-    """Drip more files than there are places; send whole ones of both tenants beside them."""
+    """Upload more files slowly than there are slots, and whole files of both tenants meanwhile."""
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_GRACE_S", 8.0)
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_BYTES_PER_S_MIN", 1e9)
 
@@ -42,16 +42,16 @@ def _flood(service, file, monkeypatch):
             await asyncio.sleep(0.05)
 
     async def flood():
-        async with aiohttp.ClientSession() as client:  # it reads an answer that comes early
+        async with aiohttp.ClientSession() as client:  # a client that reads early replies
 
             async def upload(name, tenant=TENANT, content=None):
                 headers = headers_of(service, Resume(tenant, AgentId(name), 2))
                 url = service.node.resources.endpoint.url + RESUME_PATH
-                async with client.post(url, data=content or drip(), headers=headers) as got:
-                    return got.status, (await got.json())["error"]["code"]
+                async with client.post(url, data=content or drip(), headers=headers) as response:
+                    return response.status, (await response.json())["error"]["code"]
 
-            held = [asyncio.create_task(upload(f"drip-{i}")) for i in range(HIBERNATIONS_MAX)]
-            refused, going = set(), set(held)
+            uploads = [asyncio.create_task(upload(f"drip-{i}")) for i in range(HIBERNATIONS_MAX)]
+            refused, going = set(), set(uploads)
             while len(refused) < HIBERNATIONS_MAX // 2:
                 done, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
                 refused |= done

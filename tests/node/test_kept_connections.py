@@ -1,4 +1,4 @@
-"""The router's kept connections at a real node: no stranger takes one, and a stop ends them."""
+"""The router's kept connections to a real node: strangers displace none, a stop closes all."""
 
 import asyncio
 import socket
@@ -35,14 +35,14 @@ class Linked:
 
     @asynccontextmanager
     async def node(self):
-        found = read_keys(self.keys)
-        key, tls = found.cluster_key, found.server_context()
+        node_keys = read_keys(self.keys)
+        key, tls = node_keys.cluster_key, node_keys.server_context()
         service = await asyncio.to_thread(
             start_service, self.folder, self.model, cluster_key=key, tls=tls
         )
         try:
             yield service
-        finally:  # in a thread: the router's end of a connection has to hear that it ends
+        finally:  # in a thread: the router's loop must run to notice that a connection ends
             await asyncio.to_thread(service.stop)
 
     async def __aenter__(self):
@@ -63,7 +63,7 @@ class Linked:
     async def seal(self):
         with pytest.raises(FabricError) as caught:
             await self.link.call(SEAL, Offer)
-        assert caught.value.code == "agent_not_found", "it was carried out"
+        assert caught.value.code == "agent_not_found", "the node handled the call"
 
 
 def has_ended(sock):

@@ -1,4 +1,4 @@
-"""What a node's next process knows of the end of the one before."""
+"""What a node's process learns about how the previous one ended."""
 
 import json
 import subprocess

@@ -33,7 +33,7 @@ SPEC = fit_engine(build_model(LLAMA), KvBits()).spec
 def test_fingerprint_depends_on_code_versions(
     owner: object, name: str, value: object, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same files under other code get a folder of their own."""
+    """The same files under other code get another folder."""
     before = fingerprint(folder, SPEC)
     assert fingerprint(folder, SPEC) == before
     monkeypatch.setattr(owner, name, value)

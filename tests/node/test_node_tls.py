@@ -46,7 +46,7 @@ async def post(service, keys, context, name=MEMBER_NAME):
             response.close()
             return response.status
         finally:
-            await asyncio.sleep(0.1)  # asyncio closes a connection that TLS ended a little later
+            await asyncio.sleep(0.1)  # asyncio closes a connection slightly after TLS ends it
 
 
 @pytest.mark.anyio
@@ -56,7 +56,7 @@ async def test_member_is_served(service, keys):
 
 
 def test_tls_sends_without_nagle_or_session_tickets(service, keys):
-    """Nagle's delay behind the end of a handshake cost a control call 40 ms."""
+    """Nagle's delay after the end of a handshake costs a control call 40 ms."""
     (listener,) = [s for server in service._server.servers for s in server.sockets]
 
     assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

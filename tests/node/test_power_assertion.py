@@ -27,7 +27,7 @@ def anyio_backend():
 
 
 class Bench:
-    """A stand-in for caffeinate, a clock, and a node that has work or has none."""
+    """A stand-in for caffeinate, a clock, and a node with or without work."""
 
     def __init__(self, folder, monkeypatch):
         self.log, self.program = folder / "log", folder / "caffeinate"
@@ -55,7 +55,7 @@ class Bench:
         while not self.starts and time.monotonic() < deadline_s:
             time.sleep(0.01)
 
-    async def until_started(self):
+    async def wait_for_start(self):
         await asyncio.to_thread(self._wait_for_start)
 
 
@@ -77,16 +77,16 @@ async def test_assertion_is_held_during_work_and_some_seconds_longer(bench):
     for _ in range(3):
         await bench.step(2.0)
         assert bench.power.is_held
-    await bench.until_started()
+    await bench.wait_for_start()
     assert bench.starts == [f"-i -s -m -w {os.getpid()}"]
     bench.is_busy = False
     await bench.step(IDLE_S - 1)
-    assert bench.power.is_held, "an agent is soon back with the result of a tool"
+    assert bench.power.is_held, "an agent soon returns with the result of a tool"
     await bench.step(1.0)
     assert not bench.power.is_held
     bench.is_busy = True
     await bench.step(1.0)
-    assert bench.power.is_held, "at once, whenever it was given back"
+    assert bench.power.is_held, "taken again at once, without a delay after the release"
 
 
 async def test_crashed_program_is_restarted_after_a_delay(bench):
@@ -113,7 +113,7 @@ async def test_missing_program_is_logged_once_and_node_keeps_serving(bench, capl
 async def test_stop_releases_the_assertion(bench):
     bench.is_busy = True
     bench.power.start()
-    await bench.until_started()
+    await bench.wait_for_start()
     process = bench.power._process
     await bench.power.stop()
     assert process.poll() is not None
@@ -126,7 +126,7 @@ def test_node_holds_assertion_from_first_turn_until_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "PowerAssertion", on_macos)
     monkeypatch.setattr(mac_services, "POLL_S", 0.01)
     with running(tmp_path / "disk", str(write_model(tmp_path / "model", ONE_LAYER))) as service:
-        assert bench.starts == [], "it has no work"
+        assert bench.starts == [], "the node has no work"
         ask(service, "the cat", agent="a", max_tokens=200, ignore_eos=True)
         bench._wait_for_start()
         process = service._power._process

@@ -33,7 +33,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
+def retry_soon(monkeypatch):
     monkeypatch.setattr(ray_actor, "START_RETRY_S", 0.01)
     monkeypatch.setattr(ray_actor, "START_RETRY_MAX_S", 0.1)
     monkeypatch.setattr(ray_actor, "LASTING_RETRY_S", 0.3)

@@ -23,14 +23,14 @@ def test_join_is_retried_when_ray_times_out(address, monkeypatch):
         attempts.append(options["address"])
         if len(attempts) < 3:
             message = "The current node timed out during startup.\nmore"
-            raise Exception(message)  # noqa: TRY002 - what Ray raises
+            raise Exception(message)  # noqa: TRY002 - as Ray raises it
 
     monkeypatch.setattr("ray.init", init)
 
     ray_connection.connect(address, time.monotonic() + 60.0, reports.append)
 
     assert attempts == [address] * 3
-    assert len(reports) == 1, "one report of one wait"
+    assert len(reports) == 1, "a wait is reported once"
     assert "timed out during startup" in reports[0]
 
 

@@ -33,8 +33,8 @@ def nodes(tmp_path):
         yield a, b
 
 
-def twice(service, message, kind):
-    """Both answers to a call that comes again at once."""
+def call_twice(service, message, kind):
+    """Send a call twice at once; return both answers."""
     raw = encode_call(message)
     pending = [service.control(raw), service.control(raw)]
     answers = [decode_reply(kind, each.result(CALL_S)) for each in pending]
@@ -48,13 +48,13 @@ def test_concurrent_duplicate_calls_get_the_same_answer(nodes):
     offer = call(source, OfferMigration(TENANT, KIM, epoch, MOVE, B), Offer)
     call(target, CopyBlocks(MOVE, A, offer), Copied)
 
-    sealed, again = twice(source, SealAgent(TENANT, KIM, epoch, MOVE, B), Offer)
-    first, second = twice(target, CommitMigration(MOVE, A, sealed, epoch + 1), Committed)
+    sealed, again = call_twice(source, SealAgent(TENANT, KIM, epoch, MOVE, B), Offer)
+    first, second = call_twice(target, CommitMigration(MOVE, A, sealed, epoch + 1), Committed)
 
     assert decode_manifest(sealed.manifest) == decode_manifest(again.manifest)
     assert first.view == second.view
     assert first.view.epoch == epoch + 1
-    assert pinned_blocks(target.node) == {}, "nothing is held for a move that is over"
+    assert pinned_blocks(target.node) == {}, "a finished move holds nothing"
     more = [*MESSAGES, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
     assert ask(target, more, agent="kim", epoch=epoch + 1).admitted.epoch == epoch + 1
 
@@ -69,7 +69,7 @@ def test_concurrent_duplicate_aborts_release_lost_blocks_once(nodes, tmp_path):
     agent = source.node.resources.table.get((TENANT, KIM))
     store = source.node.resources.store
     assert store.blocks.verify(agent.saved.refs)
-    twice(source, AbortMigration(TENANT, KIM, MOVE), Done)
+    call_twice(source, AbortMigration(TENANT, KIM, MOVE), Done)
     assert agent.manifest.state is OwnerState.OWNED
     assert agent.manifest.revision == agent.saved.revision
     assert ask(source, MESSAGES, agent="kim").admitted.epoch == epoch

@@ -39,7 +39,7 @@ def service(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 def test_self_test_restores_an_agent_and_cleans_up(service: NodeService) -> None:
-    """The node proved its own restore path when it started, and cleaned up after it."""
+    """The node tested its restore path at its start, and removed the test's data."""
     assert service.node.background.self_tests.found.passed, (
         service.node.background.self_tests.found.detail
     )
@@ -171,19 +171,21 @@ def conversation(service_of: Any, agent: str, disturb: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def want(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Hold the conversation on an undisturbed node."""
-    with running(tmp_path_factory.mktemp("calm"), model) as calm:
-        return conversation(lambda: calm, "agent", lambda: None)
+    with running(tmp_path_factory.mktemp("calm"), model) as calm_service:
+        return conversation(lambda: calm_service, "agent", lambda: None)
 
 
-def test_eviction_and_restart_change_no_answer(model: str, want: list[str], tmp_path: Path) -> None:
+def test_eviction_and_restart_change_no_answer(
+    model: str, undisturbed: list[str], tmp_path: Path
+) -> None:
     """Answers after eviction and restart equal those of an undisturbed conversation."""
     with running(tmp_path, model, "evicted") as evicted:
         got = conversation(
             lambda: evicted, "agent", lambda: call(evicted, Flush(drop_hot=True), Done)
         )
-    assert want == got
+    assert undisturbed == got
     services = [running(tmp_path, model, "restarted")]
     current = [services[0].__enter__()]
 
@@ -192,28 +194,28 @@ def test_eviction_and_restart_change_no_answer(model: str, want: list[str], tmp_
         services.append(running(tmp_path, model, "restarted"))
         current[0] = services[-1].__enter__()
 
-    assert want == conversation(lambda: current[0], "agent", restart)
+    assert undisturbed == conversation(lambda: current[0], "agent", restart)
     services[-1].__exit__(None, None, None)
 
 
 def test_migration_changes_no_answer_and_ships_only_missing_blocks(
-    model: str, want: list[str], tmp_path: Path
+    model: str, undisturbed: list[str], tmp_path: Path
 ) -> None:
-    """Back and forth between two nodes: same answers, one owner, second way nearly free."""
+    """Move back and forth between two nodes: same answers, one owner, a cheap way back."""
     with running(tmp_path, model, "left") as left, running(tmp_path, model, "right") as right:
-        here, sent = [left, right], []
+        nodes, sent = [left, right], []
 
         def move() -> None:
             epoch = len(sent) + 1
-            sent.append(migrate(here[0], here[1], "agent", epoch))
-            here.reverse()
+            sent.append(migrate(nodes[0], nodes[1], "agent", epoch))
+            nodes.reverse()
 
-        assert want == conversation(lambda: here[0], "agent", move)
+        assert undisturbed == conversation(lambda: nodes[0], "agent", move)
         assert sent[0].blocks_sent > sent[1].blocks_sent > 0
         assert sent[1].blocks_reused > 0
         with pytest.raises(FabricError, match="owned by"):
-            ask(here[1], [user("hello")], agent="agent")
-        listed = {n.node.name: call(n, ListAgents(), AgentList).agents[0].view for n in here}
+            ask(nodes[1], [user("hello")], agent="agent")
+        listed = {n.node.name: call(n, ListAgents(), AgentList).agents[0].view for n in nodes}
         assert {"owned", "replica"} == {view.state for view in listed.values()}
 
 
@@ -260,7 +262,7 @@ def test_erase_removes_every_byte_but_shared_blocks(service: NodeService) -> Non
 
 
 def test_prompt_over_the_context_is_refused_and_keeps_the_agent(model: str, tmp_path: Path) -> None:
-    """Too long a prompt is the client's error; the agent keeps what it had."""
+    """Too long a prompt is the client's error; the agent keeps its memory."""
     with running(tmp_path, model, context_tokens_max=600) as small:
         first = ask(small, [user("alpha")], agent="agent")
         with pytest.raises(FabricError, match="maximum context length is 600") as caught:

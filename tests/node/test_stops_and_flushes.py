@@ -1,4 +1,4 @@
-"""Stops and flushes during traffic, and readers that do not read."""
+"""Stops and flushes during traffic, and clients that do not read their streams."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ def model(tmp_path_factory):
 
 
 class Talk:
-    """An agent whose client asks again as soon as it is answered, until it is refused."""
+    """An agent whose client sends a turn after every answer, until one is refused."""
 
     def __init__(self, service, name):
         self.answers, self.refusal = 0, None
@@ -200,7 +200,7 @@ def test_unread_stream_of_finished_turn_holds_no_cache(model, tmp_path):
 
 
 def test_failed_turn_is_freed_once_its_error_is_read(model, tmp_path):
-    """It is freed without a collection, although the error's traceback refers to it."""
+    """It is freed without a garbage collection, although the error's traceback refers to it."""
     with running(tmp_path, model) as service:
 
         async def scenario():
@@ -265,7 +265,7 @@ def test_slow_reader_sees_no_gap_and_no_success(model, tmp_path, monkeypatch):
             await asyncio.wait_for(asyncio.wait([its_turn.task]), 60)
             return seen + [event async for event in events]
 
-        for tokens in range(8, 20):  # the answer ends before, at and behind the dropped event
+        for tokens in range(8, 20):  # the answer ends before, at and after the dropped event
             seen = on_loop(service, scenario(tokens))
             numbers = [event.index for event in seen if isinstance(event, Delta)]
             assert numbers == sorted(set(numbers))

@@ -17,7 +17,7 @@ CAN_SLEEP, WILL_SLEEP, HAS_POWERED_ON = 0xE0000270, 0xE0000280, 0xE0000300
 
 
 class Notices:
-    """Notices that a test sends, on a thread of its own as the system does."""
+    """Notices that a test sends from a separate thread, as the system does."""
 
     def start(self, on_sleep, on_wake):
         self.on_sleep, self.on_wake = on_sleep, on_wake
@@ -42,7 +42,7 @@ class Machine:
         await asyncio.sleep(self.flush_s)
         return 0
 
-    async def until_asleep(self):
+    async def wait_until_asleep(self):
         async with asyncio.timeout(60):
             await self.is_flushing.wait()
 
@@ -51,7 +51,7 @@ def test_machine_sleeps_after_a_heartbeat_reports_asleep():
     async def scenario():
         machine = Machine()
         notice = asyncio.create_task(asyncio.to_thread(machine.notices.on_sleep))
-        await machine.until_asleep()
+        await machine.wait_until_asleep()
         refusal, is_held = machine.health.stopping, not notice.done()
         machine.sleep.note_report(machine.health.state)
         await notice
@@ -91,7 +91,7 @@ def test_hanging_disk_does_not_delay_sleep(monkeypatch, caplog):
 
 
 class Library:
-    """A framework of which every function records its calls."""
+    """A framework whose functions record their calls."""
 
     def __init__(self, calls, answers):
         self.calls, self.answers = calls, answers
@@ -107,7 +107,7 @@ class Library:
 
 
 class Mac(MacSleepNotices):
-    """IOKit whose run loop lasts until it is stopped."""
+    """An IOKit whose run loop runs until it is stopped."""
 
     def __init__(self, root=7):
         self.calls, ended = [], threading.Event()

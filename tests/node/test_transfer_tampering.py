@@ -1,4 +1,4 @@
-"""A man in the middle of a transfer can end connections, and nothing else."""
+"""A man in the middle of a transfer can only end connections."""
 
 import time
 from functools import partial
@@ -14,8 +14,8 @@ from tests.faults.meddling_proxy import MeddlingProxy
 from tests.support.transfers import HASTE, Catch, loopback, offer, serve
 from tests.support.transfers import fetch as fetch_somehow
 
-# Nothing is encrypted here: this man in the middle knows each slice's place. One who does not is in
-# test_transfer_privacy.py.
+# Connections here are not encrypted, so the man in the middle can locate each slice.
+# test_transfer_privacy.py covers encrypted ones.
 MIB = 1 << 20
 SIZE = 100_000
 
@@ -37,7 +37,7 @@ def flipped(raw, at):
 
 
 class Meddler:
-    """Meddles with the third and fourth slices of a connection, or with one request."""
+    """A man in the middle that changes the third and fourth slices, or one request."""
 
     def __init__(self, change):
         self._change = change
@@ -51,7 +51,7 @@ class Meddler:
 
 
 def on_third(change):
-    """Apply `change` to the units seen so far, where there are three."""
+    """Apply `change` to the units seen so far once there are three."""
     return lambda seen: change(seen) if len(seen) == 3 else seen[-1].raw
 
 

@@ -12,5 +12,5 @@ def anyio_backend():
 
 @pytest.fixture(autouse=True)
 def patient_with_policies(monkeypatch):
-    """Let an operator's policy take as long as a busy machine needs; tests may set less."""
+    """Extend the time limit of policies for busy machines; tests may set less."""
     monkeypatch.setattr(foreign_calls, "POLICY_S", 60.0)

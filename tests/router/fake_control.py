@@ -46,7 +46,7 @@ from tests.router.fake_memory import BLOCK_CHARS, Memory, block_names
 
 
 class FakeControl(FakeCopies):
-    """What the control calls do to the memory of a fake node."""
+    """Handlers of control calls, on the memory of a fake node."""
 
     def handlers(self):
         return {
@@ -175,8 +175,8 @@ class FakeControl(FakeCopies):
 
     def _share_erasures(self, call):
         self.erased.merge(call.erased)
-        gone = [key for key in list(self.memory) if self._remove_erased(key) is not None]
-        return KnownErasures(tuple(self.erased), len(gone))
+        removed = [key for key in list(self.memory) if self._remove_erased(key) is not None]
+        return KnownErasures(tuple(self.erased), len(removed))
 
     def floor(self, key):
         """Return the epoch up to which an agent is erased."""
@@ -215,10 +215,10 @@ class FakeControl(FakeCopies):
 
     async def _copy(self, call):
         await asyncio.sleep(self._copy_s)
-        wanted = block_names(json.loads(call.offer.manifest)["text"])
-        missing = wanted - self.blocks
-        self.blocks |= wanted
-        return Copied(len(missing), len(wanted) - len(missing), 100 * len(missing), 0.01)
+        blocks = block_names(json.loads(call.offer.manifest)["text"])
+        missing = blocks - self.blocks
+        self.blocks |= blocks
+        return Copied(len(missing), len(blocks) - len(missing), 100 * len(missing), 0.01)
 
     async def _seal(self, call):
         memory = self._find(call)
@@ -247,13 +247,13 @@ class FakeControl(FakeCopies):
         copied = await self._copy(call)
         record = json.loads(call.offer.manifest)
         key = (record["tenant"], record["agent"])
-        known = self.memory.get(key)
+        existing = self.memory.get(key)
         if call.migration in self.aborted:
             message = "this migration was aborted"
             raise ConflictError(message, code="aborted")
-        if known and known.epoch >= call.epoch:
-            if known.migration == call.migration:
-                return Committed(self.agent_view(known), copied)
+        if existing and existing.epoch >= call.epoch:
+            if existing.migration == call.migration:
+                return Committed(self.agent_view(existing), copied)
             message = "already at that epoch"
             raise ConflictError(message, code="stale_epoch")
         memory = Memory(**record, epoch=call.epoch, hot=False, migration=call.migration)

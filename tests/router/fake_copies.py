@@ -12,7 +12,7 @@ from tests.router.fake_memory import Memory, block_names
 
 
 class FakeCopies:
-    """Mixed into a fake node, whose memory and blocks these calls are about."""
+    """Mixin of a fake node: handlers of calls on its memory and blocks."""
 
     is_draining = False
     is_asleep = False
@@ -45,7 +45,7 @@ class FakeCopies:
         plain = json.loads(memory.record()) | {"revision": memory.revision, "epoch": memory.epoch}
         return Offer(json.dumps(plain).encode(), b"ticket", ())
 
-    def _arrived(self, call):
+    def _record_of(self, call):
         record = json.loads(call.manifest)
         if call.migration in self.aborted:
             message = "this copy was aborted"
@@ -56,10 +56,10 @@ class FakeCopies:
         return record
 
     def _keep_replica(self, call):
-        record = self._arrived(call)
+        record = self._record_of(call)
         key = (record["tenant"], record["agent"])
-        known = self.memory.get(key)
-        if known is not None and known.state is not OwnerState.REPLICA:
+        memory = self.memory.get(key)
+        if memory is not None and memory.state is not OwnerState.REPLICA:
             message = "it is owned here"
             raise ConflictError(message, code="not_a_replica")
         fields = {
@@ -73,14 +73,14 @@ class FakeCopies:
         return self.agent_view(self.memory[key])
 
     def _keep_fork(self, call):
-        record = self._arrived(call)
+        record = self._record_of(call)
         key = (record["tenant"], call.agent)
-        known = self.memory.get(key)
-        if known is not None and known.migration != call.operation:
+        memory = self.memory.get(key)
+        if memory is not None and memory.migration != call.operation:
             message = "the name is taken"
             raise ConflictError(message, code="agent_exists")
         self.refuse_new()
-        if known is None:
+        if memory is None:
             changed = {"agent": call.agent, "epoch": call.epoch, "group": None, "sketch": ()}
             record |= changed | {"migration": call.operation, "hot": False}
             self.memory[key] = Memory(**record)
@@ -112,7 +112,7 @@ class FakeCopies:
 
 
 def owned(nodes):
-    """Name who owns what: (agent, node), sorted."""
+    """Return the sorted pairs of agent and owner node."""
     return sorted(
         (memory.agent, node.name)
         for node in nodes.values()

@@ -13,13 +13,13 @@ BLOCK_CHARS = 64
 
 @dataclass
 class Memory:
-    """What the fake node keeps of one agent."""
+    """A fake node's state of one agent."""
 
     tenant: str
     agent: str
     epoch: int
     state: OwnerState = OwnerState.OWNED
-    owner: str | None = None  # another node's name, where this is a replica
+    owner: str | None = None  # the owner's node, if this is a replica
     text: str = ""
     group: str | None = None
     revision: int = 0
@@ -31,8 +31,8 @@ class Memory:
     pinned: bool = False
     kept: bool = False
     last_match: LastMatch | None = None
-    turns: str = ""  # its history, as a real record has it
-    seal: SealAgent | None = None  # the move that a running turn is to be handed over to
+    turns: str = ""  # the turn history, as in a real record
+    seal: SealAgent | None = None  # the move that takes over a running turn
 
     @property
     def key(self):
@@ -45,25 +45,25 @@ class Memory:
 
 @dataclass
 class Behaviour:
-    """What a test changes about a fake node."""
+    """Settings by which a test changes a fake node."""
 
     delay_s: float = 0.0  # between words
     first_delay_s: float = 0.0  # before the admission
     refuse: FabricError | None = None  # instead of a stream
     raw_answer: tuple[int, bytes] | None = None  # HTTP status and body
     events: list | None = None  # after the admission, in place of the echo
-    amortized_tokens: int = 0  # that it says it kept behind an edit
+    amortized_tokens: int = 0  # reported as kept behind an edit
     break_after: int | None = None  # cut the connection after so many events
-    hands_over: bool = False  # a turn that runs ends where its agent is sealed
+    hands_over: bool = False  # sealing an agent ends its running turn
     hang: bool = False  # answer nothing at all
-    mute: set = field(default_factory=set)  # control calls to carry out without answering
-    deaf: set = field(default_factory=set)  # control calls that never arrive
+    mute: set = field(default_factory=set)  # control calls that run, but get no reply
+    deaf: set = field(default_factory=set)  # control calls that are dropped
     fail: dict = field(default_factory=dict)  # control call: FabricError
     slow: dict = field(default_factory=dict)  # control call: seconds
 
 
 def block_names(text):
-    """Name the blocks of a text; equal beginnings share theirs."""
+    """Return the names of a text's blocks; texts with a common prefix share them."""
     return {f"{i}:{text[i : i + BLOCK_CHARS]}" for i in range(0, len(text), BLOCK_CHARS)}
 
 

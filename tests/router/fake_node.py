@@ -32,7 +32,7 @@ from fabric.errors import (
 from fabric.keys import http_secret
 from fabric.record.manifest import OwnerState
 from fabric.record.tombstone import Tombstones
-from fabric.record.turn_history import TurnNote, noted
+from fabric.record.turn_history import TurnNote, append_turn
 from fabric.turn.generation import (
     CLUSTER_HEADER,
     GENERATE_PATH,
@@ -66,7 +66,7 @@ class FakeNode(FakeControl):
         self.blocks: set[str] = set()
         self.requests: list[GenerateRequest] = []
         self.calls: Counter[str] = Counter()
-        self.http_calls: list[str] = []  # of those, what came over HTTP
+        self.http_calls: list[str] = []  # the calls that arrived over HTTP
         self.opened: list[int] = []  # ports of connections opened ahead
         self.ports: dict[str, int] = {}  # request kind: port of its last connection
         self.cancelled = 0
@@ -78,13 +78,13 @@ class FakeNode(FakeControl):
         self.is_loading = False
         self.erased = Tombstones()
         self.ballot = Ballot()
-        self.terms: list[int | None] = []  # of the changing calls and turns that it took
+        self.terms: list[int | None] = []  # of the accepted turns and changing calls
         self.cluster_key = CLUSTER_KEY
         self.http_url = ""
         self.aborted: set[str] = set()
-        self.more_routes: dict = {}  # path: what answers it
-        self.after: dict = {}  # control call: what happens before its answer
-        self.at_opening = _nothing  # what happens before a connection opened ahead is answered
+        self.more_routes: dict = {}  # path: handler
+        self.after: dict = {}  # control call: hook before its reply
+        self.at_opening = _nothing  # hook before the reply on a connection opened ahead
         self._runner = None
         self._copy_s = copy_s
         self._tls = tls
@@ -107,7 +107,7 @@ class FakeNode(FakeControl):
         self.is_down = False
 
     async def stop(self):
-        """Die: connections break, control calls fail."""
+        """Kill the node: connections break, control calls fail."""
         self.is_down = True
         if self._runner is not None:
             for server in self._runner.server.connections:
@@ -199,15 +199,15 @@ class FakeNode(FakeControl):
                 raise self.does.refuse
             self.ballot.check(turn.term, time.monotonic())
             self.terms.append(turn.term)
-            await self._land(turn)
+            await self._wait_for_move(turn)
             memory = self._claim(turn)
         except FabricError as error:
             wait = getattr(error, "retry_after_s", None)
             return _error(int(error.status), error.code, error.message, error.param, wait)
         return await self._stream(request, turn, memory)
 
-    async def _land(self, turn):
-        """Wait for the move that brings the agent of a turn that was sent ahead."""
+    async def _wait_for_move(self, turn):
+        """Wait until the move of a turn that was sent ahead has brought its agent."""
         key = turn.tenant, turn.identity.agent
         while turn.after and turn.after not in self.aborted:
             if key in self.memory and self.memory[key].epoch >= turn.epoch:
@@ -233,7 +233,7 @@ class FakeNode(FakeControl):
                 and (group is None or memory.group == group)
             ):
                 return memory
-        # As a real node: never the bare name of a group, which another node would give out, too.
+        # As in a real node: never a group's bare name, which other nodes would assign, too.
         lead = f"{group}~" if group else "auto-"
         name = f"{lead}{self.name}-{len(self.memory)}"
         while (turn.tenant, name) in self.memory:
@@ -325,7 +325,7 @@ class FakeNode(FakeControl):
                 admitted.match.value, admitted.match_reason, admitted.prompt_tokens,
                 admitted.cached_tokens, 0, finished.completion_tokens, times_of(turn),
             )  # fmt: skip
-            memory.turns = noted(memory.turns, note)
+            memory.turns = append_turn(memory.turns, note)
         memory.text, memory.sketch, memory.hot = text, turn.sketch, True
         memory.revision += 1
         self.blocks |= block_names(text)
@@ -341,7 +341,7 @@ class FakeNode(FakeControl):
 
 
 def times_of(turn):
-    """A fake node's times: the router's own, and easily recognized others."""
+    """Return a fake node's times: the router's own, and recognizable constants."""
     if turn.turn is None:
         return None
     tag = turn.turn

@@ -28,7 +28,6 @@ class Pair:
         self._folder = folder
         self.nodes = {node.name: node for node in nodes}
         self.routers = []
-        self._made = []
 
     async def start(self, **changes):
         settings = RouterSettings(
@@ -47,11 +46,11 @@ class Pair:
         async def roster():
             return self.nodes
 
-        made = []
+        keepers = []
 
         def keeper(*arguments, **options):
-            made.append(TermKeeper(*arguments, **options))
-            return made[0]
+            keepers.append(TermKeeper(*arguments, **options))
+            return keepers[0]
 
         apps = []
 
@@ -76,12 +75,12 @@ class Pair:
             await until(lambda: apps)
         url = urls_of(listeners)[0]
         http = httpx2.AsyncClient(base_url=url, verify=False, timeout=30)
-        router = SimpleNamespace(keeper=made[0], app=apps[0], url=url, http=http, task=task)
+        router = SimpleNamespace(keeper=keepers[0], app=apps[0], url=url, http=http, task=task)
         self.routers.append(router)
         return router
 
     async def stop(self, router):
-        """End a router in order, without its connections to clients."""
+        """Stop a router in order; its client connections stay open."""
         router.task.cancel()
         await asyncio.gather(router.task, return_exceptions=True)
 
@@ -97,14 +96,14 @@ class Pair:
 @asynccontextmanager
 async def pair(names="abc", folder=None, **settings):
     """Start a router, wait until it is active, and start a second one."""
-    made = Pair([FakeNode(f"node-{letter}") for letter in names], folder)
+    fabric = Pair([FakeNode(f"node-{letter}") for letter in names], folder)
     try:
-        for node in made.nodes.values():
+        for node in fabric.nodes.values():
             await node.start()
-        one = await made.start(**settings)
+        one = await fabric.start(**settings)
         await until(lambda: one.keeper.is_active)
-        two = await made.start(**settings)
+        two = await fabric.start(**settings)
         await until(lambda: two.keeper.active_url == one.url)
-        yield made, one, two
+        yield fabric, one, two
     finally:
-        await made.close()
+        await fabric.close()

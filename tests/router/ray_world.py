@@ -1,4 +1,4 @@
-"""A small real Ray with fake nodes as actors, for one test; obeys lines on its input.
+"""A small real Ray with fake nodes as actors, for one test, controlled by lines on its input.
 
 make NAME    kill NAME    quit
 """

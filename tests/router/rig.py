@@ -36,17 +36,17 @@ SOON = RouterSettings(takeover_after_s=0.3)
 
 
 def shorten(monkeypatch, message, timeout_s):
-    """Let calls of this class wait no longer than that for their answer."""
+    """Shorten the reply timeout of one class of calls."""
     spec = replace(calls.spec_of(message), timeout_s=timeout_s)
     monkeypatch.setitem(calls._BY_MESSAGE, message, spec)
 
 
 class Rig:
-    """Everything a test may look at."""
+    """A router over fake nodes, with everything that tests inspect."""
 
     def __init__(self, nodes, fleet, services, app, url):
         self.nodes = {node.name: node for node in nodes}
-        self.listed = {}  # what Ray knows of them
+        self.listed = {}  # the nodes that Ray lists
         self.fleet = fleet
         self.services = services
         self.app = app
@@ -54,7 +54,7 @@ class Rig:
         self.server = None
         self.tending = None
         self._clients = []
-        self.writers = []  # of bare connections, closed also where a test fails
+        self.writers = []  # of raw connections, closed even if a test fails
 
     def __getitem__(self, name):
         return self.nodes[name]
@@ -133,7 +133,7 @@ async def rig(
     nodes = nodes or [FakeNode(f"node-{letter}") for letter in names]
     # Without heartbeats, a lease must outlast the test on the slowest machine.
     scale = scale or (1.0 if tended else SLOW)
-    # No agent is taken over because this machine is busy, unless a test wants it.
+    # Unless a test sets a limit, no agent is taken over because this machine is busy.
     settings = settings or RouterSettings(takeover_after_s=20.0)
     settings = replace(settings, operator_keys={"ops": OPERATOR_KEY})
     for node in nodes:
@@ -157,7 +157,7 @@ async def rig(
         config.timeout_graceful_shutdown = 1
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:  # noqa: ASYNC110 - uvicorn tells it no other way
+        while not server.started:  # noqa: ASYNC110 - uvicorn offers no event for it
             await asyncio.sleep(0.005)
         fabric = Rig(nodes, fleet, services, app, f"http://127.0.0.1:{listener.getsockname()[1]}")
         fabric.server = server
@@ -181,11 +181,11 @@ async def rig(
             await fleet.membership.close()
             for node in nodes:
                 await node.stop()
-        assert not documented.wrong, f"the OpenAPI document says otherwise: {documented.wrong}"
+        assert not documented.wrong, f"not as the OpenAPI document: {documented.wrong}"
 
 
 async def _stop(server, serving):
-    """End uvicorn without the pauses that it allows its clients."""
+    """Stop uvicorn without its grace periods for clients."""
     for each in server.servers:
         each.close()
     for connection in list(server.server_state.connections):
@@ -199,7 +199,7 @@ async def _stop(server, serving):
 
 
 async def until(condition, timeout_s=60.0):
-    """Wait for a condition of the test's world."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - a test's condition may be anything
             await asyncio.sleep(0.01)

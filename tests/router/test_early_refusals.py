@@ -1,6 +1,6 @@
 """A client that sends a whole body before it reads still gets the answer that refuses it.
 
-The servers of router and node run in a process of their own, over HTTP and HTTPS.
+The servers of router and node run in a separate process, over HTTP and HTTPS.
 """
 
 import socket

@@ -22,29 +22,29 @@ def all_of(queue, may_go=lambda _: True):
 
 
 @given(PUTS, WEIGHTS)
-def test_all_that_came_leaves_once_and_in_the_order_of_each_tenant(puts, weights):
+def test_each_item_leaves_once_in_the_order_of_its_tenant(puts, weights):
     queue = FairQueue(weights.__getitem__)
     for number, (tenant, cost) in enumerate(puts):
         queue.put(tenant, (tenant, number), cost)
-    left = all_of(queue)
+    items = all_of(queue)
 
-    assert sorted(number for _, number in left) == list(range(len(puts)))
+    assert sorted(number for _, number in items) == list(range(len(puts)))
     for tenant in TENANTS:
-        own = [number for owner, number in left if owner == tenant]
-        assert own == sorted(own)
+        numbers = [number for owner, number in items if owner == tenant]
+        assert numbers == sorted(numbers)
     assert not len(queue)
 
 
 @given(PUTS, WEIGHTS)
 def test_tenants_that_wait_get_work_by_weight(puts, weights):
-    """Up to one item of each: the bound of start-time fair queueing."""
+    """The bound is one item of each tenant, as in start-time fair queueing."""
     queue, waiting, largest = FairQueue(weights.__getitem__), Counter(), Counter()
     for number, (tenant, cost) in enumerate(puts):
         queue.put(tenant, (tenant, cost, number), cost)
         waiting[tenant] += 1
         largest[tenant] = max(largest[tenant], cost)
     work = Counter()
-    while len(+waiting) == len(largest):  # until one of those that came has nothing left
+    while len(+waiting) == len(largest):  # until a tenant has no items left
         tenant, cost, _ = queue.next()
         work[tenant] += cost / weights[tenant]
         waiting[tenant] -= 1
@@ -68,15 +68,15 @@ def test_a_flood_delays_another_tenant_by_one_item(before, flood, cost):
 
 
 @given(PUTS, st.data())
-def test_what_is_removed_costs_nothing(puts, data):
-    """Others are served as if it had never been there."""
+def test_removed_items_cost_nothing(puts, data):
+    """Other items are served as if these had never been queued."""
     queue, without = FairQueue(), FairQueue()
-    gone = data.draw(st.sets(st.integers(0, len(puts) - 1)))
+    removed = data.draw(st.sets(st.integers(0, len(puts) - 1)))
     for number, (tenant, cost) in enumerate(puts):
         queue.put(tenant, number, cost)
-        if number not in gone:
+        if number not in removed:
             without.put(tenant, number, cost)
-    for number in gone:
+    for number in removed:
         queue.remove(puts[number][0], number)
 
     assert Counter(all_of(queue)) == Counter(all_of(without))
@@ -90,14 +90,14 @@ def test_an_idle_tenant_saves_no_credit_and_a_busy_one_keeps_its_debt():
     assert [queue.next() for _ in range(4)] == [f"busy-{number}" for number in range(4)]
     for number in range(4):
         queue.put("late", f"late-{number}", 1.0)
-    left = all_of(queue)
+    rest = all_of(queue)
 
-    assert left[:2] == ["late-0", "busy-4"]
-    assert left[1:7:2] == ["busy-4", "busy-5", "busy-6"], "not all of the late one's first"
+    assert rest[:2] == ["late-0", "busy-4"]
+    assert rest[1:7:2] == ["busy-4", "busy-5", "busy-6"], "not all of the late tenant's first"
 
 
-def test_one_that_comes_back_after_each_item_still_pays():
-    """A tenant with one item at a time gets its part, not every second place."""
+def test_tenant_that_returns_after_each_item_still_pays():
+    """A tenant with one item at a time gets its share, not every second turn."""
     queue = FairQueue({"small": 0.25, "large": 1.0}.__getitem__)
     for number in range(40):
         queue.put("large", number, 1.0)

@@ -48,7 +48,7 @@ async def headers(request):
 
 
 class Endless:
-    """Streams, a little at a time, until the client is gone."""
+    """Application that streams, a little at a time, until the client disconnects."""
 
     def __init__(self):
         self.began, self.ended = threading.Event(), threading.Event()
@@ -108,7 +108,7 @@ class Server:
         return sock
 
     def stop(self):
-        for sock in self._clients:  # also where a test failed: a leak is blamed on a later one
+        for sock in self._clients:  # even if a test failed, as a leak would fail a later one
             sock.close()
         self.server.should_exit = self.server.force_exit = True
         self._thread.join(HANG_S)
@@ -173,7 +173,7 @@ def test_unterminated_header_gets_431_at_limit(config):
     with served(config) as server, server.connect(b"GET / HTTP/1.1\r\nx: ") as sock:
         with suppress(OSError):
             sock.sendall(b"y" * (8 << 20))
-            sock.shutdown(socket.SHUT_WR)  # or the server lingers for what else may come
+            sock.shutdown(socket.SHUT_WR)  # otherwise the server lingers for more data
         answer = read_all(sock)
 
         assert answer.startswith(b"HTTP/1.1 431")
@@ -229,7 +229,7 @@ def test_trailers_and_chunk_extensions_are_bounded(config, tail):
 
 
 def test_refused_body_gets_no_100_continue(config, caplog):
-    """The application reads the body after the refusal was written, the last word there."""
+    """The application reads the body after the refusal was written."""
     expecting = head("/echo", "POST", "transfer-encoding: chunked", "expect: 100-continue")
     with served(config) as server, server.connect(expecting + b"no size\r\n") as sock:
         answer = read_all(sock)
@@ -264,9 +264,9 @@ def test_incomplete_request_head_times_out(config, monkeypatch):
 
         assert answers[0].startswith(b"HTTP/1.1 408")
         assert answers[1].startswith(b"HTTP/1.1 408")
-        assert answers[2] == b"", "a stranger whose request is answered has nothing to wait for"
+        assert answers[2] == b"", "an unauthenticated client's connection ends with its answer"
         assert answers[3].startswith(b"HTTP/1.1 408")
-        assert not is_closed(kept), "a client that has shown a key may keep its connection"
+        assert not is_closed(kept), "an authenticated client may keep its connection"
         for sock in (silent, partial, served_once, second, kept):
             sock.close()
 
@@ -295,7 +295,7 @@ def test_unauthenticated_connections_are_dropped_first(config):
         until(lambda: sum(not is_closed(sock) for sock in idle) <= FEW.unauthenticated_per_source)
         for sock in (mine, late, *idle):
             sock.close()
-        table = server.table  # of another thread, which is perhaps in the middle of it
+        table = server.table  # in another thread, which may be inside the call
         until(lambda: not (len(table) or table._unauthenticated or table._admitted))
         until(lambda: table._heads_bytes == 0)
 

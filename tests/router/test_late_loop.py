@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from tests.router.test_http_guard import FEW, OK, SERVERS, answer_of, head, served
 
-LATE_S = 0.3  # longer than strangers have, in each round of the loop
+LATE_S = 0.3  # longer than the time limit of unauthenticated clients, in each round
 
 
 async def block_the_loop(_request):

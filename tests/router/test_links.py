@@ -63,7 +63,7 @@ async def test_refusing_or_hung_node_does_not_block_peer_exchange():
         await until(lambda: len(names(fabric["node-a"])) == 2)
         await until(lambda: old.calls["meet_peers"] == 1)
         await asyncio.sleep(0.6)
-        assert old.calls["meet_peers"] == 1  # asking again would not help
+        assert old.calls["meet_peers"] == 1  # such a refusal is final
 
 
 async def test_links_are_listed_and_exported():

@@ -1,4 +1,4 @@
-"""The dashboard, the alert rules and the scrape example, held to the router's own `/metrics`."""
+"""The dashboard, the alert rules and the scrape example, checked against `/metrics`."""
 
 import json
 import re
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "monitoring"
 HTTP_API = (ROOT / "docs" / "http-api.md").read_text()
-OF_PROMETHEUS = {"instance", "job"}  # labels that it adds to each series
+OF_PROMETHEUS = {"instance", "job"}  # labels that Prometheus adds to each series
 VARIABLES = {"$__rate_interval": "5m", "$node": ".*"}
 LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 IN_TEXT = re.compile(r"\$labels\.(\w+)")
 
 
 def panels():
-    """List the panels of the dashboard that draw something."""
+    """List the dashboard's panels, without its rows."""
     board = json.loads((FOLDER / "grafana.json").read_text())
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
@@ -41,7 +41,7 @@ def rules():
 
 
 def expressions():
-    """List all expressions with the labels that texts beside them show."""
+    """Yield all expressions with the labels that their texts show."""
     for panel in panels():
         for target in panel["targets"]:
             text = target["expr"]
@@ -86,7 +86,7 @@ def labels_known(metrics_text):
     return known
 
 
-async def shown_metrics():
+async def metrics_of_busy_router():
     """Return `/metrics` of a router in which each kind of sample has occurred."""
     busy = FakeNode("node-b")
     lan = Address("127.0.0.1", 7, LinkKind.ETHERNET)
@@ -127,7 +127,7 @@ def anyio_backend():
 
 @pytest.fixture(scope="module")
 async def metrics_text(anyio_backend):
-    return await shown_metrics()
+    return await metrics_of_busy_router()
 
 
 @pytest.mark.parametrize(("where", "text", "shown"), EXPRESSIONS)
@@ -147,7 +147,7 @@ async def test_expression_parses_and_names_only_what_the_router_exports(
     assert grouped | shown <= labels, f"{where}: no metric in it has {grouped | shown - labels}"
 
 
-#: Values of labels that the code and not the operator chooses.
+#: Labels whose values are constants of the code.
 CHOSEN = {
     "macfabric_drive_bytes": "kind",
     "macfabric_disk_bytes": "kind",
@@ -163,8 +163,8 @@ async def test_expression_selects_values_that_occur(metrics_text, where, text, s
     known = labels_known(metrics_text)
     for name, matchers in parts_of(text)[0]:
         label = CHOSEN.get(name)
-        wanted = {v for each, value in matchers if each == label for v in value.split("|")}
-        assert label is None or wanted <= known[name][label], (where, name, wanted)
+        expected = {v for each, value in matchers if each == label for v in value.split("|")}
+        assert label is None or expected <= known[name][label], (where, name, expected)
 
 
 def test_states_that_rules_select_are_states_of_nodes():

@@ -72,7 +72,7 @@ async def test_tenant_and_operator_keys_combine():
 
 
 async def test_unknown_tenant_key_is_refused_beside_an_operator_key():
-    """Otherwise a mistyped key would erase the agent of that name of the default tenant."""
+    """Otherwise a mistyped key would erase the default tenant's agent of that name."""
     settings = RouterSettings(api_keys={"one": KEY}, takeover_after_s=0.3)
     async with rig("a", settings=settings) as fabric:
         await fabric.chat("hello", agent="alice", http=fabric.http())
@@ -97,7 +97,7 @@ async def test_node_list_shows_tenants_their_own_counts():
     assert set(mine) == TENANT_FIELDS
     assert mine["agents"] == 2
     assert mine["tokens"] > 0
-    assert theirs.json()["data"] == before, "nothing of another tenant's doings shows"
+    assert theirs.json()["data"] == before, "another tenant's activity is hidden"
     assert theirs.json()["data"][0]["agents"] == 0
     assert full.keys() > TENANT_FIELDS
     assert full["pid"]
@@ -157,5 +157,5 @@ async def test_errors_truncate_names_from_clients():
 
     for answer in answers:
         assert len(answer.text) < 1000
-    taken = [answer for answer in answers if answer.status_code == 200]
-    assert len(taken) == 2, "unknown options of the template, and parts of unknown types"
+    accepted = [answer for answer in answers if answer.status_code == 200]
+    assert len(accepted) == 2, "unknown options of the template, and parts of unknown types"

@@ -75,7 +75,7 @@ async def test_router_serves_from_first_ready_node_until_signal():
             while await stream.next() is not None:
                 pass
         answer = await asking
-        await asyncio.wait_for(serving, 5)  # less than requests get to end
+        await asyncio.wait_for(serving, 5)  # less than the time limit of running requests
     await node.stop()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -83,14 +83,14 @@ async def test_router_serves_from_first_ready_node_until_signal():
 
     assert ready == [(url, ["node-a"])]
     assert first.name == "snapshot"
-    assert answer.status_code == 200, "what was running was finished"
-    assert listed.status_code == 200, "a program of this machine needs no key there, either"
+    assert answer.status_code == 200, "the running turn has finished"
+    assert listed.status_code == 200, "programs on this machine need no key there, either"
     assert health.json()["urls"] == [url, url_by_ipv6]
 
 
 @pytest.fixture
 def opened():
-    """Return a function that listens, and close its sockets afterwards."""
+    """Return a function that opens listeners; close them after the test."""
     with ExitStack() as stack:
 
         def opens(host, port=0):
@@ -109,7 +109,7 @@ def test_port_in_use_on_either_loopback_is_named(host, family):
         with pytest.raises(FatalError, match=f"{host} port {port}"):
             listen("127.0.0.1", port)
     for listener in listen("127.0.0.1", port):
-        listener.close()  # nothing was left open
+        listener.close()  # no socket was left open
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
@@ -186,7 +186,7 @@ def test_unloadable_policy_fails_the_start(tmp_path):
 
 
 class World:
-    """The child process with Ray in it."""
+    """The child process that runs Ray."""
 
     def __init__(self, environment):
         self.process = subprocess.Popen(
@@ -221,7 +221,7 @@ class World:
 def wait_for(condition, timeout_s=90.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
+        assert time.monotonic() < deadline_s, "timed out"
         time.sleep(0.1)
 
 
@@ -284,7 +284,7 @@ def test_router_finds_nodes_in_ray_and_survives_their_death(tmp_path):
     assert ready["nodes"] == ["node-a"]
     assert first.choices[0].message.content == "<user>one two "
     assert after.headers["x-macfabric-node"] == "node-b"
-    # A router that does not know all nodes goes above every epoch that another may have given.
+    # A router that does not know all nodes skips all epochs that another may have issued.
     assert int(after.headers["x-macfabric-epoch"]) > 1
     assert status == 0, log
     assert "Traceback" not in log, log

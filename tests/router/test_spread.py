@@ -1,4 +1,4 @@
-"""New agents, and those of a dead node, spread over equal nodes, whatever is known of these."""
+"""New agents, and those of a dead node, spread over equal nodes, with any measurements."""
 
 import asyncio
 from collections import Counter
@@ -12,11 +12,11 @@ pytestmark = pytest.mark.anyio
 COUNT = 36
 SHARE_MAX = 0.4
 SYSTEM = "You are one of many agents that begin with the same long words. " * 80
-# What nodes report of equal machines: nothing yet, or what they measured in passing.
+# Rates reported by equal machines: none yet, or those of early measurements.
 REPORTED_RATES = {
     "one was measured first": [(1206.0, 55.0), (0.0, 0.0), (0.0, 0.0)],
     "two were measured": [(0.0, 0.0), (800.0, 50.0), (900.0, 60.0)],
-    "nobody was measured": [(0.0, 0.0)] * 3,
+    "none was measured": [(0.0, 0.0)] * 3,
     "all were, not quite alike": [(900.0, 60.0), (1200.0, 45.0), (1000.0, 50.0)],
 }
 
@@ -63,7 +63,7 @@ async def test_new_agents_spread_when_started_at_once(rates):
 
 @pytest.mark.parametrize("named", sample([True, False], False))
 async def test_agents_with_the_same_long_prompt_spread(named):
-    """The node that holds the prompt is cheaper for each of them, and would get them all."""
+    """The node that holds the prompt is cheaper for each agent, and would get them all."""
     async with rig() as fabric:
         answers = [
             await fabric.chat(f"{SYSTEM} I am {i:03}.", agent=f"a-{i}" if named else None)

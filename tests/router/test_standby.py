@@ -28,10 +28,10 @@ async def say(router, *, headers=AUTH, **more):
 
 
 async def test_standby_forwards_requests_to_the_active_router():
-    async with pair() as (made, one, two):
+    async with pair() as (fabric, one, two):
         answer = await say(two)
         assert answer.status_code == 200, answer.text
-        assert answer.headers["x-macfabric-node"] in made.nodes
+        assert answer.headers["x-macfabric-node"] in fabric.nodes
         async with two.http.stream(
             "POST", "/v1/chat/completions", json=chat(stream=True), headers=AUTH
         ) as stream:
@@ -42,8 +42,8 @@ async def test_standby_forwards_requests_to_the_active_router():
         roles = [(await each.http.get("/v1/router", headers=AUTH)).json() for each in (one, two)]
         assert [row["role"] for row in roles] == ["active", "standby"]
         assert {row["active_url"] for row in roles} == {one.url}
-        terms = {term for node in made.nodes.values() for term in node.terms}
-        assert terms == {one.keeper.held()}, "no call of the standby changed anything"
+        terms = {term for node in fabric.nodes.values() for term in node.terms}
+        assert terms == {one.keeper.held()}, "no call of the standby changed a node"
 
 
 async def test_standby_refuses_unknown_keys():
@@ -55,11 +55,11 @@ async def test_standby_refuses_unknown_keys():
             assert (await say(router, headers=forged)).status_code == 401
         nodes = await two.http.get("/v1/nodes", headers={OPERATOR_HEADER: OPERATOR_KEY})
         assert nodes.status_code == 200
-        assert all("incarnation" in row for row in nodes.json()["data"]), "as an operator sees it"
+        assert all("incarnation" in row for row in nodes.json()["data"]), "the operator's view"
 
 
 async def test_stopped_router_hands_over_at_once():
-    async with pair() as (_made, one, two):
+    async with pair() as (_fabric, one, two):
         before = one.keeper.held()
         named = await say(one, headers={**AUTH, "x-agent-id": "anna"})
         one.task.cancel()
@@ -72,32 +72,32 @@ async def test_stopped_router_hands_over_at_once():
 
 
 async def test_router_without_renewal_stops_forwards_and_is_fenced():
-    async with pair() as (made, one, two):
+    async with pair() as (fabric, one, two):
         await say(one)
-        old = one.keeper.held()
+        old_term = one.keeper.held()
 
-        async def no_more():
+        async def hang():
             await asyncio.sleep(3600)
 
-        with mock.patch.object(one.keeper, "_step", no_more):
+        with mock.patch.object(one.keeper, "_step", hang):
             await until(lambda: two.keeper.is_active and one.keeper.active_url == two.url)
             assert not one.keeper.is_active
-            assert (await say(one)).status_code == 200, "by way of the other one"
+            assert (await say(one)).status_code == 200, "forwarded to the other router"
             with (
-                mock.patch.object(one.keeper, "current", return_value=old),
+                mock.patch.object(one.keeper, "current", return_value=old_term),
                 mock.patch.object(TermKeeper, "is_active", property(lambda _: True)),
             ):
                 refused = await say(one)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "old_router")
         assert "retry-after" in refused.headers
-        lasts = [node.terms[-1] for node in made.nodes.values() if node.terms]
-        assert lasts, "some node served"
+        lasts = [node.terms[-1] for node in fabric.nodes.values() if node.terms]
+        assert lasts, "a node served"
         assert max(lasts) == two.keeper.held()
 
 
 async def test_client_gets_retry_after_without_an_active_router():
-    async with pair() as (made, one, two):
-        for node in made.nodes.values():
+    async with pair() as (fabric, one, two):
+        for node in fabric.nodes.values():
             node.does.fail["grant_term"] = RetryLaterError("cut off")
         one.task.cancel()
         await asyncio.gather(one.task, return_exceptions=True)
@@ -108,10 +108,10 @@ async def test_client_gets_retry_after_without_an_active_router():
 
 
 async def test_two_voters_warn_and_promotion_by_hand_works():
-    async with pair("ab") as (made, one, two):
+    async with pair("ab") as (fabric, one, two):
         shown = (await two.http.get("/v1/router", headers=AUTH)).json()
         assert "macfabric voter" in shown["problem"]
-        await made.nodes["node-a"].stop()
+        await fabric.nodes["node-a"].stop()
         one.task.cancel()
         await asyncio.gather(one.task, return_exceptions=True)
         operator = {OPERATOR_HEADER: OPERATOR_KEY}

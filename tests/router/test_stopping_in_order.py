@@ -1,4 +1,4 @@
-"""A router that stops in order: running turns get their time, new ones a refusal."""
+"""A router that stops in order: running turns finish within a limit, new ones are refused."""
 
 import asyncio
 import json
@@ -19,28 +19,28 @@ STREAMS = {
 
 
 def stop_of(fabric, wait_s, reports=None):
-    noted = [] if reports is None else reports
+    reports = [] if reports is None else reports
     turns = fabric.services.turns.running
     return RouterStop(
-        fabric.server, turns, lambda: wait_s, report=lambda *turns_left: noted.append(turns_left)
+        fabric.server, turns, lambda: wait_s, report=lambda *turns_left: reports.append(turns_left)
     )
 
 
-def let_run(fabric, delay_s):
+def set_delay(fabric, delay_s):
     for node in fabric.nodes.values():
         node.does.delay_s = delay_s
 
 
-async def running(fabric):
+async def wait_until_running(fabric):
     await until(lambda: sum(node.running for node in fabric.nodes.values()) > 0)
 
 
 async def test_stopping_router_finishes_running_turns_and_refuses_new_ones():
     async with rig("a") as fabric:
-        let_run(fabric, 0.3)
+        set_delay(fabric, 0.3)
         reports = []
         asking = asyncio.create_task(fabric.chat("one two three four", agent="bob"))
-        await running(fabric)
+        await wait_until_running(fabric)
         stop = stop_of(fabric, 60.0, reports)
         stop.on_signal()
         await asyncio.sleep(0)
@@ -61,12 +61,12 @@ async def test_stopping_router_finishes_running_turns_and_refuses_new_ones():
 @pytest.mark.parametrize("path", STREAMS)
 async def test_stream_outlasting_the_wait_ends_with_error_event(path):
     async with rig("a") as fabric:
-        let_run(fabric, 3600.0)
+        set_delay(fabric, 3600.0)
         node = fabric.nodes["node-a"]
         asking = asyncio.create_task(
             fabric.http().post(path, json=STREAMS[path] | {"stream": True})
         )
-        await running(fabric)
+        await wait_until_running(fabric)
         stop = stop_of(fabric, 0.2)
         stop.on_signal()
         answer = await asking
@@ -85,18 +85,18 @@ async def test_stream_outlasting_the_wait_ends_with_error_event(path):
 
 async def test_unstreamed_turn_outlasting_the_wait_is_503():
     async with rig("ab") as fabric:
-        let_run(fabric, 3600.0)
+        set_delay(fabric, 3600.0)
         for node in fabric.nodes.values():
             node.does.first_delay_s = 3600.0
-        waits = asyncio.create_task(fabric.chat("hello", agent="alice"))
+        waiting_turn = asyncio.create_task(fabric.chat("hello", agent="alice"))
         await until(lambda: sum(len(node.requests) for node in fabric.nodes.values()) == 1)
         for node in fabric.nodes.values():
             node.does.first_delay_s = 0.0
-        runs = asyncio.create_task(fabric.chat("one two", agent="bob"))
-        await running(fabric)
+        running_turn = asyncio.create_task(fabric.chat("one two", agent="bob"))
+        await wait_until_running(fabric)
         stop = stop_of(fabric, 0.2)
         stop.on_signal()
-        answers = [await waits, await runs]
+        answers = [await waiting_turn, await running_turn]
         await stop.close()
         assert len(fabric.services.turns.running) == 0
 
@@ -107,9 +107,9 @@ async def test_unstreamed_turn_outlasting_the_wait_is_503():
 
 async def test_second_signal_ends_the_wait():
     async with rig("a") as fabric:
-        let_run(fabric, 3600.0)
+        set_delay(fabric, 3600.0)
         asking = asyncio.create_task(fabric.chat("one two", agent="bob"))
-        await running(fabric)
+        await wait_until_running(fabric)
         stop = stop_of(fabric, 3600.0)
         stop.on_signal()
         await asyncio.sleep(0.1)
@@ -123,9 +123,9 @@ async def test_second_signal_ends_the_wait():
 
 async def test_disconnected_client_leaves_no_running_turn():
     async with rig("a") as fabric:
-        let_run(fabric, 3600.0)
+        set_delay(fabric, 3600.0)
         asking = asyncio.create_task(fabric.chat("one two", agent="bob"))
-        await running(fabric)
+        await wait_until_running(fabric)
         assert len(fabric.services.turns.running) == 1
         asking.cancel()
         await until(lambda: len(fabric.services.turns.running) == 0)

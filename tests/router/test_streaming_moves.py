@@ -18,7 +18,7 @@ WORDS = " ".join(f"w{number}" for number in range(60))
 
 
 async def streaming_move(fabric, during=None):
-    """Move alice while her answer streams; return the nodes, what was streamed, and the move."""
+    """Move alice while her answer streams; return the nodes, the streamed text and the move."""
     source, target = await begin_turn(fabric)
     source.does.hands_over, source.does.delay_s = True, 0.01
     running = asyncio.create_task(
@@ -44,7 +44,7 @@ async def test_streaming_turn_waits_on_target_during_commit():
         async def during(source, target):
             target.does.slow["commit_migration"] = 0.3
             await until(lambda: target.requests)
-            assert target.memory == {}, "the turn is there before its agent"
+            assert target.memory == {}, "the turn arrives before its agent"
             assert target.requests[0].after is not None
 
         source, target, text, moved = await streaming_move(fabric, during)
@@ -113,7 +113,7 @@ async def test_stream_continues_on_actual_owner_after_failed_commit(how, monkeyp
 
 
 async def test_turn_sent_ahead_is_cancelled_when_move_fails():
-    """The target never hears that the move ended, so it would wait forever."""
+    """The target gets no notice of the failed move, so the turn would wait forever."""
     async with rig("ab") as fabric:
 
         async def during(source, target):

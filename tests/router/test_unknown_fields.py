@@ -1,4 +1,4 @@
-"""A misspelled field of the fabric's own API is refused and named: nothing is done instead."""
+"""A misspelled field of the fabric's own API is refused by name, and has no effect."""
 
 import pytest
 

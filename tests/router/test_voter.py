@@ -1,4 +1,4 @@
-"""A voter is a process of its own, which keeps its promises over `kill -9`."""
+"""A voter is a separate process; its grants survive `kill -9`."""
 
 import asyncio
 import json
@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 60.0
 
 
-class Running:
-    """A voter's process, and the calls of a router to it."""
+class RunningVoter:
+    """A voter's process, and a router's calls to it."""
 
     def __init__(self, keys, data):
         argv = ["--keys", str(keys), "--data-dir", str(data), "--host", "127.0.0.1", "--port", "0"]
@@ -37,12 +37,17 @@ class Running:
         self.url = json.loads(self.process.stdout.readline())["url"]
         self._keys = read_router_keys(keys)
 
-    def ask(self, *calls, secret=None, kind=TermAnswer):
-        async def asking():
-            known = secret or http_secret(self._keys.cluster_key)
+    def call(self, *calls, secret=None, kind=TermAnswer):
+        async def send():
+            key = secret or http_secret(self._keys.cluster_key)
             async with NodeHttp(self._keys.node_facing()) as http:
                 link = HttpNodeLink(
-                    NodeName("voter"), None, http, known, lambda: False, proven_as=MEMBER_NAME
+                    NodeName("voter"),
+                    None,
+                    http,
+                    key,
+                    lambda: False,
+                    proven_as=MEMBER_NAME,
                 )
                 link.http_url = self.url
                 answers = []
@@ -51,7 +56,7 @@ class Running:
                     answers.append(_decoded(kind, raw))
                 return answers
 
-        return asyncio.run(asking())
+        return asyncio.run(send())
 
     def kill(self):
         os.kill(self.process.pid, signal.SIGKILL)
@@ -72,18 +77,18 @@ def keys(tmp_path):
 
 
 def test_a_voter_grants_one_term_and_remembers_it(tmp_path, keys):
-    voter = Running(keys, tmp_path / "data")
+    voter = RunningVoter(keys, tmp_path / "data")
     try:
-        granted, refused = voter.ask(GrantTerm(4, "one", LONG_S), GrantTerm(5, "two", LONG_S))
+        granted, refused = voter.call(GrantTerm(4, "one", LONG_S), GrantTerm(5, "two", LONG_S))
         assert (granted.granted, refused.granted, refused.term) == (True, False, 4)
     finally:
         voter.kill()
-    voter = Running(keys, tmp_path / "data")
+    voter = RunningVoter(keys, tmp_path / "data")
     try:
-        again, renewed = voter.ask(GrantTerm(4, "two", LONG_S), GrantTerm(4, "one", LONG_S))
+        again, renewed = voter.call(GrantTerm(4, "two", LONG_S), GrantTerm(4, "one", LONG_S))
         assert (again.granted, again.router, renewed.granted) == (False, "one", True)
-        assert voter.ask(Describe(), kind=NodeView) == [(400, "unknown_call")]
-        assert voter.ask(GrantTerm(9, "x", LONG_S), secret="guess") == [(401, "invalid_api_key")]
+        assert voter.call(Describe(), kind=NodeView) == [(400, "unknown_call")]
+        assert voter.call(GrantTerm(9, "x", LONG_S), secret="guess") == [(401, "invalid_api_key")]
     finally:
         voter.kill()
     assert spec_of(GrantTerm).reply is TermAnswer
@@ -95,7 +100,7 @@ def test_a_damaged_file_stops_a_voter(tmp_path):
         TermFile(tmp_path / FILE).read()
 
 
-def test_what_the_disk_refuses_is_not_granted(tmp_path):
+def test_term_that_cannot_be_stored_is_not_granted(tmp_path):
     file = TermFile(tmp_path / "missing" / FILE)
     assert file.read() is None
     with pytest.raises(FabricError, match="cannot store"):

@@ -12,8 +12,8 @@ from tests.sim.world import run, two_routers
 
 
 def main():
-    known = [*(plant for plants in PLANTS.values() for plant in plants), *TERM_PLANTS]
-    plants = {plant.__name__: plant for plant in known}
+    faults = [*(plant for plants in PLANTS.values() for plant in plants), *TERM_PLANTS]
+    plants = {plant.__name__: plant for plant in faults}
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--count", type=int, default=1, help="how many seeds (default: 1)")

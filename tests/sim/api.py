@@ -12,7 +12,7 @@ from router.http.forwarded import Principal
 from tests.sim.router_requests import RouterRequests
 
 ATTEMPTS = 40
-# What cannot be placed in the record that a node has.
+# Edits that cannot be placed in the record of a node.
 PLACING_CODES = frozenset(
     {
         "attention_sink", "message_edited", "no_messages", "out_of_range", "overlapping_spans",
@@ -20,27 +20,27 @@ PLACING_CODES = frozenset(
     }
 )  # fmt: skip
 
-# Likewise, where a turn that the client sent meanwhile edited what is named, or where the agent
-# went on with an earlier record after its node's death.
+# Likewise, after a concurrent turn edited the named message, or after the agent continued from an
+# earlier record when its node died.
 GONE_CODES = frozenset({"call_not_found", "message_not_found", "nothing_to_edit"})
 
 
 class Api:
-    """Calls that are repeated with the same words until it is clear what came of them."""
+    """API calls, repeated unchanged until their outcome is clear."""
 
     def __init__(self, world):
         self._world = world
         self._ask = RouterRequests(world).in_router
 
-    async def insist(self, talk, random, verb, body=None, *, is_aside=False, **path):
-        """Ask until it is done or refused; `is_aside` says that turns continue meanwhile.
+    async def repeat_call(self, talk, random, verb, body=None, *, is_concurrent=False, **path):
+        """Repeat a call until it is done or rejected; if `is_concurrent`, turns continue.
 
-        Return the answer, or None; and whether it is certain that nothing was done.
+        Return the reply, or None; and whether it is certain that nothing was changed.
         """
         is_certain = True
         allowed = {"invalid_value"} if verb == "evict" else PLACING_CODES
         for attempt in range(ATTEMPTS):
-            if is_aside or attempt:
+            if is_concurrent or attempt:
                 allowed = allowed | GONE_CODES
             done = await self._ask(
                 f"{talk.name}: {verb} {path or ''}",

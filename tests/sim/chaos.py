@@ -9,15 +9,15 @@ from tests.sim.operator_actions import OperatorActions
 from tests.sim.router_host import ROUTER
 
 BEGIN_S, END_S = 3.0, 16.0
-EDIT_POLLS = 80  # each half a second: until some record was edited
-REFUSED_POLLS = 20  # until one of its turns was not saved
-ACKNOWLEDGED_S = 10.0  # most clients were answered by then
-JOINS_S_MAX = 60.0  # after the router, where all start at once
-STOPPED_S = 30.0  # a node that was asked to stop has saved everything by then
+EDIT_POLLS = 80  # every half second, for an edited record
+REFUSED_POLLS = 20  # every half second, for an unsaved turn
+ACKNOWLEDGED_S = 10.0  # by then most clients have an answer
+JOINS_S_MAX = 60.0  # after the router, if all start together
+STOPPED_S = 30.0  # by then a stopping node has saved everything
 
 
 class Chaos:
-    """The faults and the operator's doings of one run."""
+    """The faults and operator actions of one run."""
 
     def __init__(self, world):
         self._world = world
@@ -26,7 +26,7 @@ class Chaos:
         self.has_faults = False
         self.was_network_bad = False
         self._boots_at_once = False
-        self._is_cut = False  # the power cut itself restarts processes that die meanwhile
+        self._is_cut = False  # during a power cut, which restarts the processes itself
 
     async def run(self):
         random = self._random
@@ -37,14 +37,14 @@ class Chaos:
         ]  # fmt: skip
         faults = [random.choice(kinds) for _ in range(random.choice([0, 1, 2, 3, 4, 8]))]
         if self._world.is_slow:
-            faults = [*faults[:1], self._deafen, self._deafen]
-        if self._world.is_dark:
+            faults = [*faults[:1], self._drop_requests, self._drop_requests]
+        if self._world.has_power_cuts:
             faults = [*faults[:2], self._power_cut, self._power_cut]
         if self._world.has_standby:
             kinds = [self._router_crash, self._router_hang, self._router_cut]
             faults = [*faults[:2], *(random.choice(kinds) for _ in range(2))]
             faults += [self._restart_a_voter] * 2
-        if self._world.is_far:
+        if self._world.has_slow_links:
             faults += [self._router_stop, self._router_stop]
         actions = self.actions.draw()
         if self._world.edits.is_pressed:
@@ -56,7 +56,7 @@ class Chaos:
                 loss_odds=random.choice([0.0, 0.01, 0.05]),
                 double_odds=random.choice([0.0, 0.05, 0.2]),
             )
-        elif self._world.has_standby:  # calls of routers whose term is over by then
+        elif self._world.has_standby:  # late calls of routers whose term has ended
             self._world.network.weather = Weather(late_odds=0.1, late_s=15.0, double_odds=0.05)
         self.was_network_bad = self._world.network.is_bad
         self.has_faults = bool(faults) or self.was_network_bad
@@ -94,21 +94,21 @@ class Chaos:
         """Stop the router in the middle of a migration."""
         router = self._world.router
         moving = asyncio.create_task(self.actions.move_some_agent())
-        await asyncio.sleep((2.0 if self._world.is_far else 0.05) * self._random.random())
+        await asyncio.sleep((2.0 if self._world.has_slow_links else 0.05) * self._random.random())
         if self._is_well(router) and router.is_serving:
             self._world.note("stop the router")
             self._world.watch.on_trouble(ROUTER)
-            await router.stop_well()
+            await router.stop_cleanly()
         await moving
 
     def boot_later(self, host):
-        """Start a dead process again, some time."""
+        """Schedule the restart of a dead process."""
         if self._is_cut:
             return
         delay_s = self._random.choice([0.2, 2.0, 9.0]) * self._random.random()
         if self._boots_at_once:
             delay_s = 0.01
-        self._world.network.later(delay_s, host.boot)
+        self._world.network.schedule(delay_s, host.boot)
 
     async def _power_cut(self):
         await asyncio.sleep(ACKNOWLEDGED_S + 20.0 * self._random.random())
@@ -125,28 +125,28 @@ class Chaos:
         self._is_cut = False
         router_s = random.random()
         for host in boots:
-            self._world.network.later(router_s, host.boot)
+            self._world.network.schedule(router_s, host.boot)
         for host in hosts:
             host.is_listed = False
             delay_s = random.choice([0.0, 3.0, 8.0, JOINS_S_MAX]) * random.random()
-            self._world.network.later(router_s + delay_s, host.boot)
+            self._world.network.schedule(router_s + delay_s, host.boot)
 
     async def _crash_in_write(self):
         host = self._some_node()
         if self._is_well(host):
             host.drive.crash_in = self._random.randrange(1, 12)
-            self._world.note(f"{host.name} will die in its write number {host.drive.crash_in}")
+            self._world.note(f"{host.name} will die in write {host.drive.crash_in}")
 
     async def _restart(self):
         host = self._some_node()
         if self._is_well(host) and host.is_serving:
             self._world.note(f"stop {host.name}")
             process = host.process
-            stopping = self._world.loop.spawn(process, host.stop_well())
+            stopping = self._world.loop.spawn(process, host.stop_cleanly())
             await asyncio.wait({stopping}, timeout=STOPPED_S)
             is_over = host.process is not process or process.is_dead or stopping.done()
             if not is_over and not process.is_frozen:
-                self._world.fail(f"{host.name} does not come to an end")
+                self._world.fail(f"{host.name} does not stop")
             if host.process is process:
                 host.kill()
 
@@ -162,25 +162,25 @@ class Chaos:
         cut = nodes if self._random.random() < 0.5 else self._random.sample(nodes, len(nodes) - 1)
         ways = [way for name in cut for way in ((host.name, name), (name, host.name))]
         self._world.note(f"cut {host.name} off from {cut}")
-        self._trouble(ROUTER, *cut, change=1)
+        self._note_trouble(ROUTER, *cut, change=1)
         for way in ways:
             self._world.network.cut(*way)
         await asyncio.sleep(self._random.choice([2.0, 6.0, 12.0]) * self._random.random())
         self._world.note(f"heal {host.name}")
         for way in ways:
             self._world.network.cut(*way, change=-1)
-        self._trouble(ROUTER, *cut, change=-1)
+        self._note_trouble(ROUTER, *cut, change=-1)
 
     async def _restart_a_voter(self):
-        """Restart a node within its lease, while another one does not hear the active router."""
+        """Restart a node within its lease, while another is cut off from the active router."""
         router, nodes = self._world.router.host, list(self._world.nodes.values())
-        deaf, voter = self._random.sample(nodes, 2)
-        ways = [(router.name, deaf.name), (deaf.name, router.name)]
-        self._world.note(f"cut {router.name} off from {deaf.name}, and restart {voter.name}")
-        self._trouble(ROUTER, deaf.name, change=1)
+        isolated, voter = self._random.sample(nodes, 2)
+        ways = [(router.name, isolated.name), (isolated.name, router.name)]
+        self._world.note(f"cut {router.name} off from {isolated.name}, and restart {voter.name}")
+        self._note_trouble(ROUTER, isolated.name, change=1)
         for way in ways:
             self._world.network.cut(*way)
-        await asyncio.sleep(3.5)  # longer than the lease of the one that is cut off
+        await asyncio.sleep(3.5)  # longer than the lease of the isolated node
         if self._is_well(voter):
             self._boots_at_once = True
             voter.kill()
@@ -188,7 +188,7 @@ class Chaos:
         await asyncio.sleep(3.0)
         for way in ways:
             self._world.network.cut(*way, change=-1)
-        self._trouble(ROUTER, deaf.name, change=-1)
+        self._note_trouble(ROUTER, isolated.name, change=-1)
 
     async def _freeze(self, host):
         if self._is_well(host):
@@ -196,8 +196,8 @@ class Chaos:
             self._world.note(f"hang {host.name}")
             host.freeze()
             await asyncio.sleep(self._random.choice([1.0, 5.0, 12.0]) * self._random.random())
-            self._world.note(f"{host.name} goes on")
-            self._trouble(host.name)
+            self._world.note(f"{host.name} resumes")
+            self._note_trouble(host.name)
             self._world.loop.thaw(process)
 
     async def _cut(self):
@@ -205,17 +205,17 @@ class Chaos:
         one, other = self._random.sample(names, 2)
         ways = [(one, other)] if self._random.random() < 0.5 else [(one, other), (other, one)]
         self._world.note(f"cut {ways}")
-        self._trouble(one, other, change=1)
+        self._note_trouble(one, other, change=1)
         for way in ways:
             self._world.network.cut(*way)
         await asyncio.sleep(self._random.choice([1.0, 4.0, 10.0]) * self._random.random())
         self._world.note(f"heal {ways}")
         for way in ways:
             self._world.network.cut(*way, change=-1)
-        self._trouble(one, other, change=-1)
+        self._note_trouble(one, other, change=-1)
 
-    async def _deafen(self):
-        """Let a node hear nothing of the router, which still hears its answers."""
+    async def _drop_requests(self):
+        """Drop the router's requests to a node; its replies still arrive."""
         host, key = self._some_node(), self._world.clients.talks[0].key
         for _ in range(40):
             running = [each for each in self._world.nodes.values() if _is_running(each, key)]
@@ -225,14 +225,14 @@ class Chaos:
             await asyncio.sleep(0.25)
         way = (ROUTER, host.name)
         self._world.note(f"cut {way}")
-        self._trouble(host.name, change=1)
+        self._note_trouble(host.name, change=1)
         self._world.network.cut(*way)
         await asyncio.sleep(15.0 + 4.0 * self._random.random())
         self._world.note(f"heal {way}")
         self._world.network.cut(*way, change=-1)
-        self._trouble(host.name, change=-1)
+        self._note_trouble(host.name, change=-1)
 
-    def _trouble(self, *names, change=0):
+    def _note_trouble(self, *names, change=0):
         for name in names:
             self._world.watch.on_trouble(name, change)
 
@@ -256,7 +256,7 @@ class Chaos:
         self._world.note(f"{host.name}: damaged {self._hurt(host)}")
 
     def _hurt(self, host, name="blocks/"):
-        """Damage a file, and note whose memory that is by now."""
+        """Damage a file, and record the agents that use it."""
         records = self._world.disk_judge.records(host.name)
         name = host.drive.damage(name)
         for key, record in records.items():
@@ -265,7 +265,7 @@ class Chaos:
         return name
 
     async def _lose_an_edit(self):
-        """Damage a block of an edited record, have it found, and have the record made good."""
+        """Damage a block of an edited record, scrub the node, and have the record repaired."""
         host, agent = await self._some_edited()
         if host is None:
             return
@@ -273,7 +273,7 @@ class Chaos:
         await self.lose_block(host, agent, blocks[-1] if self._random.random() < 0.7 else blocks[0])
 
     async def lose_block(self, host, agent, block):
-        """Damage a block of an agent, have it found, and have the record made good."""
+        """Damage a block of an agent, scrub the node, and have the record repaired."""
         name = self._hurt(host, file_name(block))
         self._world.note(f"{host.name}: damaged {name} of {agent.key}")
         await self.actions.scrub(host)
@@ -281,7 +281,7 @@ class Chaos:
         self._world.invariants.check_names(host)
 
     async def _refuse_an_edit(self):
-        """Let the disk be full while agents whose memory was edited go on."""
+        """Fill a disk until a turn of an agent with edited memory stays unsaved."""
         host, agent = await self._some_edited()
         if host is None:
             return
@@ -294,12 +294,12 @@ class Chaos:
         host.drive.is_full = False
 
     async def _some_edited(self):
-        """Wait for an agent whose record was edited; return its node and it."""
+        """Wait for an agent whose record was edited; return its host and the agent."""
         for _ in range(EDIT_POLLS):
             hosts = [host for host in self._world.nodes.values() if self._is_well(host)]
-            found = [(host, agent) for host in hosts for agent in _edited(host)]
-            if found:
-                return self._random.choice(found)
+            edited = [(host, agent) for host in hosts for agent in _edited(host)]
+            if edited:
+                return self._random.choice(edited)
             await asyncio.sleep(0.5)
         return None, None
 
@@ -311,7 +311,7 @@ class Chaos:
         drive.slow_s = 0.0
 
     async def _point_fault(self):
-        """One write fails; a while later the node starts anew from what is on its disk."""
+        """Fail one write; later the node may restart from its disk."""
         host, random = self._some_node(), self._random
         host.drive.fault = PointFault(random.randrange(12), random.random() < 0.7)
         await asyncio.sleep(random.choice([1.0, 4.0]) * random.random())

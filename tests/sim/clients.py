@@ -1,7 +1,7 @@
 """Clients of several tenants that continue, change, abort and erase conversations.
 
-Every answer is compared with the oracle's. What is acknowledged is written down, and so is
-every attempt, since an attempt that broke may have been remembered all the same.
+Every answer is compared with the oracle's. Acknowledgements are recorded, and so are all attempts,
+since a failed attempt may have been saved all the same.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ ALLOWED_STATUS = {409, 421, 429, 503}
 
 
 class HungUpError(Exception):
-    """The client left in mid-answer."""
+    """Raised when a client hangs up in mid-answer."""
 
 
 class Clients:
@@ -44,13 +44,13 @@ class Clients:
 
     def __init__(self, world):
         self._world = world
-        self._calls = {}  # in order, whatever their addresses
+        self._calls = {}  # a dict, which keeps their order
         self.talks = []
         self.answered_count = 0
-        self.answered_s = 0.0  # when the last one was
+        self.answered_s = 0.0  # time of the last answer
         self.errors = {}
         self._erasing = set()  # agents
-        self.erased = []  # names, and words that must no longer be stored anywhere
+        self.erased = []  # (name, word that must no longer be stored anywhere)
 
     async def run(self):
         world = self._world
@@ -103,7 +103,7 @@ class Clients:
         await directing.end(talk)
 
     def _pause_s(self, talk):
-        """Say how long a client thinks; in some lives all of them come back at once."""
+        """Return a client's pause before its next turn; in some lives all return at once."""
         if not self._world.is_rhythmic:
             return talk.random.expovariate(1 / 3.0)
         return RHYTHM_S - self._world.loop.now_s % RHYTHM_S
@@ -114,7 +114,7 @@ class Clients:
             keep = random.randrange(2, len(talk.messages) + 1)
             keep -= keep > 2 and talk.messages[keep - 1]["role"] == "assistant"
             talk.messages = talk.messages[:keep]
-            if random.random() < 0.5:  # another branch, and not only a shorter one
+            if random.random() < 0.5:  # another branch, not just a shorter one
                 talk.messages = [*talk.messages[:-1], {"role": "user", "content": talk.say()}]
         if talk.messages[-1]["role"] == "assistant":
             talk.messages = [*talk.messages, {"role": "user", "content": talk.say()}]
@@ -130,12 +130,12 @@ class Clients:
             ignore_eos=world.is_slow,
         )
         hang_up_after = random.randrange(8) if random.random() < 0.15 else None
-        if not await self.insist(talk, sampling, hang_up_after):
+        if not await self.take_turn(talk, sampling, hang_up_after):
             return False
         copycat = world.edits.copycat(talk)
-        return copycat is None or await self.insist(copycat, sampling)
+        return copycat is None or await self.take_turn(copycat, sampling)
 
-    async def insist(self, talk, sampling, hang_up_after=None, patience_s=PATIENCE_S):
+    async def take_turn(self, talk, sampling, hang_up_after=None, patience_s=PATIENCE_S):
         """Send a turn until it is answered; fail the run where that takes too long."""
         world = self._world
         patience_s *= 1 + world.is_slow  # answers of many seconds, in a queue
@@ -149,7 +149,8 @@ class Clients:
             except HungUpError:
                 world.note(f"{talk.name}: hangs up")
                 hang_up_after = None
-                deadline_s = world.loop.now_s + patience_s  # it was served, and chose to go
+                # The turn was served until the client hung up.
+                deadline_s = world.loop.now_s + patience_s
                 await asyncio.sleep(talk.random.random())
             else:
                 return True
@@ -169,7 +170,7 @@ class Clients:
         waiting_turn = None
         if world.reuse_judge.is_judged(talk):
             acked = talk.acked
-            waiting_turn = world.owner_wait_judge.ask(
+            waiting_turn = world.owner_wait_judge.watch_turn(
                 talk.key, acked.node, acked.epoch, talk.messages
             )
         call = self._send(router, talk, sampling)
@@ -199,8 +200,8 @@ class Clients:
                     floor = talk.epochs.floor(event.agent, router.incarnation, reported_epoch)
                     if event.epoch < floor and not talk.may_be_erased:
                         world.fail(
-                            f"{talk.name}: {event.node} serves at epoch {event.epoch}"
-                            f" what was at {floor}"
+                            f"{talk.name}: {event.node} serves at epoch {event.epoch},"
+                            f" after epoch {floor}"
                         )
                 if count == hang_up_after and admitted:
                     raise HungUpError
@@ -209,11 +210,11 @@ class Clients:
             self._calls.pop(call, None)
         world.watch.check_fence(talk, admitted, call.operation, router)
         answer = oracle.Expected(text, event.reason, event.completion_tokens)
-        if found := judge.check_answer(talk, admitted, sampling, answer, variants):
+        if explained := judge.check_answer(talk, admitted, sampling, answer, variants):
             talk.epochs.note(admitted.agent, router.incarnation, admitted.epoch)
-            self._finish(talk, found, text, event, admitted, call.operation)
+            self._finish(talk, explained, text, event, admitted, call.operation)
 
-    def _finish(self, talk, found, text, finished, admitted, operation):
+    def _finish(self, talk, variants, text, finished, admitted, operation):
         world = self._world
         self.answered_count += 1
         self.answered_s = world.loop.now_s
@@ -225,30 +226,30 @@ class Clients:
         )
         if finished.durable:
             key = (talk.tenant, admitted.agent)
-            end = world.watch.finisher(operation, admitted)
+            end = world.watch.find_end(operation, admitted)
             if not (talk.is_shared or talk.may_be_erased):
-                texts = [each.prompt + text for each in found]
+                texts = [each.prompt + text for each in variants]
                 world.disk_judge.check_acknowledged(talk, key, texts, end[1])
             kept = text + chr(END) * (finished.reason is FinishReason.STOP)
-            talk.acked = world.reuse_judge.ack(key, found[0].prompt, kept, end, admitted)
+            talk.acked = world.reuse_judge.ack(key, variants[0].prompt, kept, end, admitted)
             talk.attempts = []
-            world.directing.judge.note_durable(talk, end, found)
+            world.directing.judge.note_durable(talk, end, variants)
 
-    async def last_words(self):
-        """After the quiet, every remaining client gets an answer."""
+    async def take_last_turns(self):
+        """Take one more turn of every client, which must be answered."""
         for talk in self.talks:
             if talk.messages[-1]["role"] == "assistant":
                 talk.messages = [*talk.messages, {"role": "user", "content": "bye"}]
-            await self.insist(talk, Sampling(max_tokens=4), patience_s=20.0)
+            await self.take_turn(talk, Sampling(max_tokens=4), patience_s=20.0)
 
     async def erase(self, talk):
-        """Have an agent erased, and judge the receipts."""
+        """Erase an agent, and check the receipts."""
         world = self._world
         services = world.router.services
         if services is None or world.router.process.is_frozen:
             return
         began_s = world.loop.now_s
-        world.directing.verbs.forget(talk.key)  # whatever comes of it
+        world.directing.verbs.forget(talk.key)  # whatever the outcome
         series, derived = world.lineage.begin_series(talk.key), world.lineage.derived()
         begun_count, is_alone = world.lineage.begun_count, not self._erasing
         self._erasing.add(talk.key)
@@ -258,7 +259,7 @@ class Clients:
         done, _ = await asyncio.wait({task}, timeout=60)
         talk.may_be_erased = not done or self._world.network.is_bad
         if not done or task.cancelled():
-            return  # it may go on
+            return  # it may still be under way
         self._erasing.discard(talk.key)
         try:
             erasure = task.result()
@@ -273,7 +274,7 @@ class Clients:
         world.note(f"{talk.name}: erased, {erasure.unreachable} not reached")
         world.disk_judge.check_receipts(talk.key, erasure)
         if is_alone and world.lineage.begun_count == begun_count:
-            for receipt in erasure.receipts:  # else another one may count what it shares with this
+            for receipt in erasure.receipts:  # else another erasure may count shared rows
                 world.lineage.check_receipt(talk.key, derived, receipt)
         if not (erasure.unreachable or talk.is_shared):
             world.lineage.revoke(talk.key, series, is_erased=True)
@@ -293,12 +294,12 @@ class Clients:
         talk.messages = [talk.messages[0], {"role": "user", "content": talk.say()}]
 
     def _check_unknown(self, talk):
-        """Judge an erasure that found nothing: then nothing may be there, nor come back."""
+        """Check that no disk has a record of an agent that an erasure did not find."""
         world = self._world
         for name in world.nodes:
             record = world.disk_judge.records(name).get(talk.key)
             if record is not None and not (talk.is_shared or talk.may_be_erased):
-                world.fail(f"{talk.name}: unknown, and {name} has it at epoch {record.epoch}")
+                world.fail(f"{talk.name}: unknown, but {name} has it at epoch {record.epoch}")
         talk.acked, talk.attempts = None, []
         world.directing.forget(talk)
 
@@ -310,7 +311,7 @@ class Clients:
         self._calls[call] = None
         if router.services is None:
             call.task = asyncio.create_task(asyncio.sleep(0))
-            call.outbox.put_nowait(_gone())
+            call.outbox.put_nowait(_router_gone())
             return call
         turn = TurnRequest(
             operation=call.operation,
@@ -328,7 +329,7 @@ class Clients:
     def on_router_death(self, process):
         for call in list(self._calls):
             if call.process is process:
-                call.outbox.put_nowait(_gone())
+                call.outbox.put_nowait(_router_gone())
 
     def _note_error(self, talk, error):
         self._world.note(f"{talk.name}: {error.status} {error.code}")
@@ -362,7 +363,7 @@ async def _handle(services, turn, outbox):
         outbox.put_nowait(error)
 
 
-def _gone():
+def _router_gone():
     error = FabricError("the router is gone", code="router_gone")
     error.status = 503
     return error

@@ -1,9 +1,9 @@
 """HTTP between router and nodes over simulated connections, answered by the node's own application.
 
-Every request has a connection of its own; `tests/router/fleet/test_node_http.py` tries kept ones.
+Every request has its own connection; `tests/router/fleet/test_node_http.py` tests kept ones.
 
 A request travels as its head, parts of its body and an end; an answer as its status and parts of
-its body. Hanging up is an empty part, as the end of a body is.
+its body. An empty part ends a body, or hangs up.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ END = ("end", b"")
 
 
 class SimSession:
-    """Opens one connection per request; the host part of the URL names the node."""
+    """A session of one connection per request; the host part of the URL names the node."""
 
     def __init__(self, world, connections, client="router"):
         self._world = world
@@ -34,7 +34,7 @@ class SimSession:
         try:
             response.status = int(await response.content.pipe.take())
         except asyncio.CancelledError:
-            response.close()  # as aiohttp does where a client gives up before the answer begins
+            response.close()  # as aiohttp does for a client that gives up early
             raise
         finally:
             if response.status != HTTPStatus.OK:
@@ -47,13 +47,13 @@ class SimSession:
     let_end = release
 
     async def head(self, *_, **__):
-        """Open nothing ahead: each request opens its own connection."""
+        """Raise: no connection is opened ahead of its request."""
         message = "a simulated connection serves one request"
         raise OSError(message)
 
 
 class SimContent:
-    """The body, as it arrives."""
+    """The body of a response, as it arrives."""
 
     def __init__(self, pipe):
         self.pipe = pipe
@@ -71,7 +71,7 @@ class SimContent:
 
 
 class SimResponse:
-    """Both directions of a connection: the body one way, hanging up the other."""
+    """Both directions of a connection: a request with its hang-up, and the response."""
 
     def __init__(self, network, client, server):
         self.status = 0
@@ -102,11 +102,11 @@ class SimResponse:
 
 
 async def converse(app, response):
-    """Let the node's application answer a connection's one request."""
+    """Have the node's application answer the one request of a connection."""
     requests, out = response.requests, response.content.pipe
     try:
         _, (path, headers) = await requests.take()
-    except (ConnectionResetError, TypeError, ValueError):  # it broke, or hung up at once
+    except (ConnectionResetError, TypeError, ValueError):  # broken or hung up
         return
     scope = {
         "type": "http",

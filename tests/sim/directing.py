@@ -14,23 +14,23 @@ from tests.sim.privacy_probes import PrivacyProbes
 from tests.sim.router_requests import RouterRequests
 from tests.sim.verbs import Verbs
 
-DIRECTING_ODDS = {"full": 0.7, "window": 0.7}  # of lives, by model, else:
+DIRECTING_ODDS = {"full": 0.7, "window": 0.7}  # of lives, by kind of model; others:
 OTHERS_DIRECTING_ODDS = 0.4
 TALK_ODDS, ACTION_ODDS, TOOL_ODDS, UNSAID_ODDS = 0.8, 0.8, 0.5, 0.6
-AGAIN_ODDS, ASIDE_ODDS, SHOW_ODDS = 0.1, 0.25, 0.3
-DIRECTING_ROUNDS = 2  # more than others have
+AGAIN_ODDS, CONCURRENT_ODDS, SHOW_ODDS = 0.1, 0.25, 0.3
+DIRECTING_ROUNDS = 2  # additional ones
 
 
 class Directing:
-    """What clients direct in one run."""
+    """Clients' directives of one run."""
 
     def __init__(self, world, random):
         self._world = world
         odds = DIRECTING_ODDS.get(world.kind.name, OTHERS_DIRECTING_ODDS)
         self._is_directing = random.random() < odds and not world.is_crowded
         self._streams = {}
-        self._does = {}
-        self._aside = {}  # by talk: what is done while it takes its turns
+        self._is_directed = {}  # by talk
+        self._concurrent = {}  # by talk: the change made concurrently with its turns
         self._api = Api(world)
         self._ask = RouterRequests(world).in_router
         self.judge = DirectiveJudge(world)
@@ -39,27 +39,27 @@ class Directing:
         self.privacy_probes = PrivacyProbes(world, self.verbs)
 
     def directs(self, talk):
-        """Say whether a conversation has directives now and then."""
+        """Return whether a conversation gets directives now and then."""
         is_named = talk.identity.kind is IdentityKind.AGENT and not talk.is_shared
         if not (self._is_directing and is_named):
             return False
-        if talk not in self._does:
-            self._does[talk] = self.stream(talk).random() < TALK_ODDS
-        return self._does[talk]
+        if talk not in self._is_directed:
+            self._is_directed[talk] = self.stream(talk).random() < TALK_ODDS
+        return self._is_directed[talk]
 
     def rounds(self, talk):
-        """Say how many more turns than others' such a conversation has."""
+        """Return the number of additional turns of such a conversation."""
         return DIRECTING_ROUNDS if self.directs(talk) else 0
 
     def stream(self, talk):
-        """Return a conversation's own randomness."""
+        """Return a conversation's own random stream."""
         name = f"directing {talk.number}"
         if name not in self._streams:
             self._streams[name] = self._world.stream(name)
         return self._streams[name]
 
     def prepare(self, talk):
-        """Let some results of tools come, and some turns say nothing of edits."""
+        """Add a tool result to some turns, and let some not specify an edit mode."""
         if not self.directs(talk):
             return
         random = self.stream(talk)
@@ -68,7 +68,7 @@ class Directing:
             result = {"role": TOOL, "tool_call_id": call, "content": f"it is {talk.say()}"}
             talk.messages = [*talk.messages[:-1], result, talk.messages[-1]]
         if random.random() < UNSAID_ODDS:
-            talk.edits = None  # as its directives say
+            talk.edits = None  # as its directives specify
         elif talk.edits is None:
             talk.edits = EditMode.FORGET
 
@@ -84,45 +84,47 @@ class Directing:
         if random.random() >= ACTION_ODDS:
             return
         changes = [self._post] * 10 + [self._undo] * 3 + [self._undo_all, self._supersede]
-        others = [self._rebuild, self._show] + [self._copy] * 2 + [self.verbs.say] * 4
+        others = [self._rebuild, self._show] + [self._copy] * 2 + [self.verbs.change_settings] * 4
         if _operations(self.judge.of(talk)):
             others += [self._copy] * 4
         action = random.choice([*changes, *others])
-        if action in changes and random.random() < ASIDE_ODDS:
-            work = action(talk, is_aside=True)
-            self._aside[talk] = asyncio.create_task(work)
+        if action in changes and random.random() < CONCURRENT_ODDS:
+            work = action(talk, is_concurrent=True)
+            self._concurrent[talk] = asyncio.create_task(work)
             return
         await action(talk)
         if random.random() < SHOW_ODDS:
             await self._show(talk)
 
     async def end(self, talk):
-        """Wait for what is done beside a conversation's turns."""
-        aside = self._aside.pop(talk, None)
-        if aside is not None:
-            await aside
+        """Wait for a change made concurrently with a conversation's turns."""
+        change = self._concurrent.pop(talk, None)
+        if change is not None:
+            await change
 
     def forget(self, talk):
-        """Note that a conversation's agent was erased."""
+        """Record that a conversation's agent was erased."""
         self.judge.of(talk).begin_anew()
         self.verbs.forget(talk.key)
 
-    async def _post(self, talk, *, is_aside=False):
+    async def _post(self, talk, *, is_concurrent=False):
         random, known = self.stream(talk), self.judge.of(talk)
         operation = OperationId(f"direct-{random.randrange(10**9):09}")
         held = _operations(known)
         if not all(len({edits.operation for edits in s}) == len(held) for s in known.possible):
-            held = []  # one that was undone meanwhile would not be made again
+            held = []  # an undone operation would be rejected
         if held and random.random() < AGAIN_ODDS:
-            operation = OperationId(random.choice(held))  # again: it changes nothing
-        may_place = not (is_aside or talk.attempts)
+            operation = OperationId(random.choice(held))  # a repeated one, which changes nothing
+        may_place = not (is_concurrent or talk.attempts)
         items, edits = draw_items(random, talk, known, operation, may_place=may_place)
         if items:
             body = {"operation": operation, "directives": items}
-            await self._change(talk, "add", body, operation, adding(edits), is_aside=is_aside)
+            await self._change(
+                talk, "add", body, operation, adding(edits), is_concurrent=is_concurrent
+            )
 
     async def forget_message(self, talk, message):
-        """Have an agent forget a message; return the operation, None where that is not possible."""
+        """Have an agent forget a message; return the operation, or None if that is impossible."""
         known = self.judge.of(talk)
         edits_before = [each for state in known.past for each in state]
         if any(each.concerns(message, 0) for each in edits_before):
@@ -130,12 +132,12 @@ class Directing:
         operation = OperationId(f"direct-{self.stream(talk).randrange(10**9):09}")
         item = {"message": {"role": message["role"], "content": message["content"]}}
         body = {"operation": operation, "directives": [item | {"mode": "forget"}]}
-        change = adding([DirectiveEdit(operation, "forget", None, said=name_of(message))])
-        await self._change(talk, "add", body, operation, change, is_aside=False)
+        change = adding([DirectiveEdit(operation, "forget", None, target=name_of(message))])
+        await self._change(talk, "add", body, operation, change, is_concurrent=False)
         held = [any(each.operation == operation for each in state) for state in known.possible]
         return operation if all(held) else None
 
-    async def _supersede(self, talk, *, is_aside=False):
+    async def _supersede(self, talk, *, is_concurrent=False):
         random = self.stream(talk)
         calls = sorted({m["tool_call_id"] for m in talk.messages if m["role"] == TOOL})
         if len(calls) < 2:
@@ -145,19 +147,22 @@ class Directing:
         body = {"earlier": {"tool_call_id": earlier}, "later": {"tool_call_id": later}}
         body |= {"mode": mode, "operation": operation}
         change = adding([superseding(operation, mode, earlier, later)])
-        await self._change(talk, "supersede", body, operation, change, is_aside=is_aside)
+        await self._change(talk, "supersede", body, operation, change, is_concurrent=is_concurrent)
 
-    async def _undo(self, talk, *, is_aside=False):
+    async def _undo(self, talk, *, is_concurrent=False):
         held = _operations(self.judge.of(talk))
         if held:
-            gone = self.stream(talk).choice(held)
-            await self._change(talk, "remove", None, gone, removing({gone}), is_aside=is_aside)
+            undone = self.stream(talk).choice(held)
+            change = removing({undone})
+            await self._change(talk, "remove", None, undone, change, is_concurrent=is_concurrent)
 
-    async def _undo_all(self, talk, *, is_aside=False):
-        await self._change(talk, "remove_all", None, None, removing_all, is_aside=is_aside)
+    async def _undo_all(self, talk, *, is_concurrent=False):
+        await self._change(
+            talk, "remove_all", None, None, removing_all, is_concurrent=is_concurrent
+        )
 
-    async def _change(self, talk, verb, body, operation, change, *, is_aside):
-        """Have directives changed, and again by the same operation until it is clear."""
+    async def _change(self, talk, verb, body, operation, change, *, is_concurrent):
+        """Change directives; repeat the operation until its outcome is clear."""
         world, known = self._world, self.judge.of(talk)
         before, since_s = known.possible, world.loop.now_s
         world.lineage.begun_count += 1
@@ -167,16 +172,16 @@ class Directing:
             world.lineage.remember_words(talk)
         world.note(f"{talk.name}: {verb} {operation} {body}")
         path = {"operation": operation} if verb == "remove" else {}
-        row, is_certain = await self._api.insist(
-            talk, self.stream(talk), verb, body, is_aside=is_aside, **path
+        row, is_certain = await self._api.repeat_call(
+            talk, self.stream(talk), verb, body, is_concurrent=is_concurrent, **path
         )
         if row is None:
-            if is_certain and not world.network.is_bad and not is_aside:
+            if is_certain and not world.network.is_bad and not is_concurrent:
                 known.possible = before
                 del known.outstanding[verb, operation]
             return
         if self.judge.is_lost(talk, row["node"]):
-            # By number it may be another message there.
+            # In that older state a number may name another message.
             known.is_unknown |= any(each.nth is not None for s in known.possible for each in s)
             known.possible = known.past
         del known.outstanding[verb, operation]
@@ -184,16 +189,16 @@ class Directing:
         known.held = (row["node"], since_s)
         self.judge.check_listed(talk, row["directives"], row["node"])
         is_new = operation not in {edits.operation for state in before for edits in state}
-        if verb in {"add", "supersede"} and is_new and not (is_aside or talk.attempts):
+        if verb in {"add", "supersede"} and is_new and not (is_concurrent or talk.attempts):
             known.exact_since = operation
 
     async def _rebuild(self, talk):
-        row, _ = await self._api.insist(talk, self.stream(talk), "rebuild")
+        row, _ = await self._api.repeat_call(talk, self.stream(talk), "rebuild")
         if row is not None and not talk.attempts:
             self.judge.of(talk).exact_since = REBUILD
 
     async def _show(self, talk):
-        row, _ = await self._api.insist(talk, self.stream(talk), "show")
+        row, _ = await self._api.repeat_call(talk, self.stream(talk), "show")
         if row is not None:
             self.judge.check_listed(talk, row["directives"], row["node"])
             self.judge.check_applied(talk, row["directives"], row["node"])
@@ -201,7 +206,7 @@ class Directing:
     # --- copies ------------------------------------------------------------------------------
 
     async def _copy(self, talk):
-        """Make another agent of one, by a fork or a file, and have it take the next turn."""
+        """Copy an agent by a fork or a file, and have the copy take the next turn."""
         if talk.attempts:
             return
         random, world = self.stream(talk), self._world
@@ -212,14 +217,14 @@ class Directing:
             done = await self._fork(talk, name)
             is_private &= self.verbs.is_private(talk.key, talk.acked.node)
             if done.result is not None and is_private:
-                world.fail(f"{talk.name}: its memory is for itself alone, and is forked")
+                world.fail(f"{talk.name}: its memory is private, but was forked")
         else:
             done = await world.chaos.actions.copy_by_file(talk.key, name)
         is_copied = done is not None and done.result is not None
         if done is None or done.is_over:
             talk.end_copy()
         if is_copied:
-            await self._go_on_as(talk, name, getattr(done.result, "source", None))
+            await self._continue_as(talk, name, getattr(done.result, "source", None))
 
     async def _fork(self, talk, name):
         random = self.stream(talk)
@@ -231,21 +236,21 @@ class Directing:
             meets_damage=True,
         )
 
-    async def _go_on_as(self, talk, name, source):
+    async def _continue_as(self, talk, name, source):
         world, key = self._world, (talk.tenant, name)
         node = next((n for n in world.nodes if key in world.disk_judge.records(n)), None)
-        heir = type(talk)(
+        copy = type(talk)(
             talk.tenant, Identity(IdentityKind.AGENT, name), self.stream(talk), talk.number
         )
-        heir.lives_count, heir.edits = talk.lives_count, talk.edits
-        heir.messages = [*talk.messages, {"role": "user", "content": heir.say()}]
-        self.judge.copied(talk, heir, (node, world.loop.now_s))
-        known, held = self.judge.of(heir), self.judge.of(talk).held
+        copy.lives_count, copy.edits = talk.lives_count, talk.edits
+        copy.messages = [*talk.messages, {"role": "user", "content": copy.say()}]
+        self.judge.begin_copy(talk, copy, (node, world.loop.now_s))
+        known, held = self.judge.of(copy), self.judge.of(talk).held
         source = source or (held and held[0])
         known.is_unknown |= node is None or self.judge.is_lost(talk, source)
-        world.note(f"{talk.name}: {name} goes on from there")
-        world.edits.wish(heir, heir.edits)
-        await world.clients.insist(heir, Sampling(max_tokens=8))
+        world.note(f"{talk.name}: {name} continues from there")
+        world.edits.set_mode(copy, copy.edits)
+        await world.clients.take_turn(copy, Sampling(max_tokens=8))
 
 
 def _operations(known):

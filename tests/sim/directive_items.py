@@ -7,9 +7,9 @@ SPAN_CHARS_MAX = 20
 
 
 def draw_items(random, talk, known, operation, *, may_place):
-    """Draw the directives of one operation: as items of the API, and as the judge has them.
+    """Draw the directives of one operation, as API items and as the judge's edits.
 
-    With `may_place` the agent's record has just the talk's messages, so that they go by number.
+    With `may_place` the agent's record has exactly the talk's messages, so numbers may name them.
     """
     free = _free(talk.messages, known)
     items, edits = [], []
@@ -17,33 +17,33 @@ def draw_items(random, talk, known, operation, *, may_place):
     if may_place:
         kinds += [NUMBER, NUMBERS, CHARS, TEXT]
     for _ in range(random.choice([1, 1, 2, 3])):
-        how = {
+        options = {
             "mode": random.choice(["forget", "exact", "amortize", "amortize"]),
             "replacement": random.choice([None, "", "[cleared]", talk.say()]),
         }
-        item_and_places = _drawn(random, random.choice(kinds), talk.messages, free)
+        item_and_places = _draw_item(random, random.choice(kinds), talk.messages, free)
         if item_and_places is None:
             continue
         item, places = item_and_places
-        items.append(item | {name: each for name, each in how.items() if each is not None})
+        items.append(item | {name: each for name, each in options.items() if each is not None})
         for at, place in enumerate(places):
-            text = how["replacement"] if at == 0 else None
+            text = options["replacement"] if at == 0 else None
             if text is None and ("result_of" in place or "span" in place):
                 text = ""
-            edits.append(DirectiveEdit(operation, how["mode"], text, **place))
-    edits.sort(key=lambda each: each.nth is not None)  # what a record places comes behind
+            edits.append(DirectiveEdit(operation, options["mode"], text, **place))
+    edits.sort(key=lambda each: each.nth is not None)  # those placed by the record come last
     return items, edits
 
 
 def superseding(operation, mode, earlier, later):
-    """Return what it comes to that a later result supersedes an earlier one."""
+    """Return the edit by which a later result supersedes an earlier one."""
     return DirectiveEdit(
         operation, mode, f"[superseded by the result of {later}]", result_of=earlier
     )
 
 
 def _free(messages, known):
-    """List the numbers of messages of which nothing was said yet."""
+    """List the numbers of messages without any directive so far."""
     edits = [each for state in known.past for each in state]
     pairs = enumerate(numbered(messages))
     is_free = {
@@ -55,25 +55,25 @@ def _free(messages, known):
     return [number for number, free in is_free.items() if free]
 
 
-def _drawn(random, kind, messages, free):
-    """Draw one item and where it must be; None where there is nothing for it."""
+def _draw_item(random, kind, messages, free):
+    """Draw one item and the places that it edits; None if no message fits."""
     if kind == RESULT:
-        return _of_result(random, messages)
+        return _by_result(random, messages)
     if not free:
         return None
     number = free.pop(random.randrange(len(free)))
     if kind == CONTENT:
         return _by_content(random, messages, number, free)
     if not messages[number]["content"]:
-        return None  # the API refuses it: there is nothing to edit
+        return None  # the API rejects edits of empty content
     if kind == NUMBER:
         return {"message": number}, [_place(messages, number)]
     if kind == NUMBERS:
-        return _several(random, messages, number, free)
-    return _part(random, kind, messages, number)
+        return _by_range(random, messages, number, free)
+    return _by_span(random, kind, messages, number)
 
 
-def _of_result(random, messages):
+def _by_result(random, messages):
     calls = sorted({m["tool_call_id"] for m in messages if m["role"] == TOOL})
     if not calls:
         return None
@@ -84,14 +84,14 @@ def _of_result(random, messages):
 def _by_content(random, messages, number, free):
     message = messages[number]
     item = {"message": {"role": message["role"], "content": message["content"]}}
-    place = {"said": name_of(message)}
+    place = {"target": name_of(message)}
     free[:] = [other for other in free if name_of(messages[other]) != name_of(message)]
     if random.random() < 0.3 and message["content"]:
         item["start"], item["end"] = place["span"] = _span(random, message["content"])
     return item, [place]
 
 
-def _several(random, messages, first, free):
+def _by_range(random, messages, first, free):
     last = first
     while last + 1 in free and random.random() < 0.6:
         last += 1
@@ -100,27 +100,27 @@ def _several(random, messages, first, free):
     return {"messages": {"first": first, "last": last}}, [_place(messages, at) for at in numbers]
 
 
-def _part(random, kind, messages, number):
+def _by_span(random, kind, messages, number):
     text, place = messages[number]["content"], _place(messages, number)
     if not text:
         return None
     start, end = place["span"] = _span(random, text)
     if kind == CHARS:
         return {"message": number, "start": start, "end": end}, [place]
-    sought = text[start:end]
-    if sum(_count(each["content"], sought) for each in messages) != 1:
+    phrase = text[start:end]
+    if sum(_count(each["content"], phrase) for each in messages) != 1:
         return None
-    return {"text": sought}, [place]
+    return {"text": phrase}, [place]
 
 
-def _count(text, sought):
-    """Count where a text stands, also where it overlaps itself."""
-    return sum(text.startswith(sought, at) for at in range(len(text)))
+def _count(text, phrase):
+    """Count the occurrences of a phrase, overlapping ones included."""
+    return sum(text.startswith(phrase, at) for at in range(len(text)))
 
 
 def _place(messages, number):
     message, nth = list(numbered(messages))[number]
-    return {"said": name_of(message), "nth": nth}
+    return {"target": name_of(message), "nth": nth}
 
 
 def _span(random, text):

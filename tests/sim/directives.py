@@ -1,7 +1,7 @@
-"""The judge's own reading of a history under directives, from the documentation alone.
+"""The judge's own model of directives, written from the documentation alone.
 
-The directives of an agent are known for certain only after an answer. Until then each state counts
-as possible that the agent may have.
+An agent's directives are certain only after a reply. Until then every state that the agent may have
+counts as possible.
 """
 
 from collections import Counter
@@ -12,27 +12,27 @@ SYSTEM, TOOL = "system", "tool"
 
 @dataclass(frozen=True)
 class DirectiveEdit:
-    """One message, or some of its characters, and what it reads instead."""
+    """An edit of one message, or of a span of its characters."""
 
     operation: str
     mode: str
     replacement: str | None  # None: the message is left out
     result_of: str | None = None
-    said: tuple | None = None  # role and text
-    nth: int | None = None  # of the messages that say so; None: each
-    span: tuple | None = None  # of its characters
+    target: tuple | None = None  # role and content of the message
+    nth: int | None = None  # number among equal messages; None: all of them
+    span: tuple | None = None  # of characters
 
     @property
     def forgets(self):
         return self.mode != "amortize"
 
     def concerns(self, message, nth):
-        """Say whether it is of this message, before which `nth` say the same."""
+        """Return whether this edits a message that `nth` equal ones precede."""
         if message["role"] == SYSTEM:
             return False
         if self.result_of is not None:
             return message.get("tool_call_id") == self.result_of
-        return name_of(message) == self.said and self.nth in {None, nth}
+        return name_of(message) == self.target and self.nth in {None, nth}
 
 
 def name_of(message):
@@ -41,7 +41,7 @@ def name_of(message):
 
 
 def numbered(messages):
-    """Return each message with how many before it say the same."""
+    """Yield each message with the number of equal messages before it."""
     counts = Counter()
     for message in messages:
         yield message, counts[name_of(message)]
@@ -49,37 +49,37 @@ def numbered(messages):
 
 
 def rewritten(messages, state):
-    """Return a conversation as the template gets it.
+    """Return a conversation as the template receives it.
 
-    Of two for a whole message the newer one counts, and before any for some of its characters.
+    The newest edit of a whole message applies, and overrides all edits of its characters.
     """
     result = []
     for message, nth in numbered(messages):
-        found = _done_to(message, nth, state)
-        if found and found[0].span is None:
-            text = found[0].replacement
-            if text is not None or message["role"] == TOOL:  # a call goes with its result
+        edits = _edits_of(message, nth, state)
+        if edits and edits[0].span is None:
+            text = edits[0].replacement
+            if text is not None or message["role"] == TOOL:  # a tool call needs a result
                 result.append({**message, "content": text or ""})
             continue
         text = message["content"]
-        for edit in sorted(found, key=lambda edit: edit.span, reverse=True):
+        for edit in sorted(edits, key=lambda edit: edit.span, reverse=True):
             start, end = edit.span
             text = text[:start] + (edit.replacement or "") + text[end:]
         result.append({**message, "content": text})
     return result
 
 
-def concerned(messages, state):
-    """List what of a state has a part in a conversation."""
-    found = {id(edit) for pair in numbered(messages) for edit in _done_to(*pair, state)}
-    return [edit for edit in state if id(edit) in found]
+def applicable_edits(messages, state):
+    """List the edits of a state that apply to a conversation."""
+    applied = {id(edit) for pair in numbered(messages) for edit in _edits_of(*pair, state)}
+    return [edit for edit in state if id(edit) in applied]
 
 
-def _done_to(message, nth, state):
-    """List the edits of a message: one of the whole message, or those of characters."""
-    found = [edit for edit in state if edit.concerns(message, nth)]
-    whole = [edit for edit in found if edit.span is None]
-    return whole[-1:] or found
+def _edits_of(message, nth, state):
+    """List the edits of a message: one of the whole message, or those of its characters."""
+    edits = [edit for edit in state if edit.concerns(message, nth)]
+    whole = [edit for edit in edits if edit.span is None]
+    return whole[-1:] or edits
 
 
 @dataclass(eq=False)
@@ -87,19 +87,19 @@ class Knowledge:
     """What is known of one agent's directives."""
 
     possible: list = field(default_factory=lambda: [()])  # states, each a tuple in order
-    past: list = field(default_factory=lambda: [()])  # all that were ever possible
-    held: tuple | None = None  # the node that has them for certain, and since when
-    outstanding: dict = field(default_factory=dict)  # by operation: changes without an answer
-    applied: frozenset = frozenset()  # what an acknowledged turn's prompt was rewritten by
+    past: list = field(default_factory=lambda: [()])  # every state that was ever possible
+    held: tuple | None = None  # (node that certainly has them, since when)
+    outstanding: dict = field(default_factory=dict)  # by operation: changes without a reply
+    applied: frozenset = frozenset()  # edits of the last acknowledged turn
     exact_since: str | None = None  # why the next turn must begin with exact memory
     is_unknown: bool = False  # its directives can no longer be determined
 
     def spread(self, change):
-        """Let a change have been made, or not, or be made later."""
+        """Record a change that may have been made, or may still be."""
         self._set([*self.possible, *map(change, self.possible)])
 
     def settle(self, change):
-        """Let a change have been made."""
+        """Record a change that was certainly made."""
         self._set(map(change, self.possible))
 
     def narrow(self, states, held):
@@ -111,7 +111,7 @@ class Knowledge:
         self.held = held
 
     def begin_anew(self):
-        """Forget all: there is no such agent; what is under way may reach another of its name."""
+        """Reset for an erased agent; outstanding changes may reach a new one of its name."""
         self.possible, self.past = [()], [()]
         self.held = self.exact_since = None
         self.applied = frozenset()
@@ -128,7 +128,7 @@ class Knowledge:
 
 
 def adding(edit):
-    """Return the change that adds directives of one operation; one that is there stays."""
+    """Return the change that adds the directives of an operation that a state lacks."""
 
     def change(state):
         known = {each.operation for each in state}
@@ -143,5 +143,5 @@ def removing(operations):
 
 
 def removing_all(state):
-    """Take all of them back."""
+    """Return the state without directives."""
     return ()

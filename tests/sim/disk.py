@@ -1,7 +1,7 @@
 """A disk in memory with the atomic durable publish that posix_disk promises, and its faults.
 
-What a crash may leave of the one call it interrupts: a publish that happened or did not, any
-part of a removal. Everything acknowledged stays.
+A crash may leave the one publish that it interrupts done or not done, or any part of a removal.
+Everything acknowledged stays.
 """
 
 import errno
@@ -16,17 +16,17 @@ from tests.sim.workers import pause
 from tests.support.opened_file import OpenedFile
 
 FREE_BYTES = 1 << 40
-STEP_S = 0.0004  # of a worker's time, for each access
+STEP_S = 0.0004  # of a worker's time per access
 
 
 @dataclass(eq=False)
 class PointFault:
-    """The one write that fails: the `number`-th of such files, once; then all is well again."""
+    """A single failing write: the `number`-th one to a file whose name begins with `prefix`."""
 
     number: int
     is_in_place: bool
     prefix: str = ""
-    name: str | None = None  # of the file, once it has happened
+    name: str | None = None  # of the file, once its write has failed
 
 
 class Changes:
@@ -37,7 +37,7 @@ class Changes:
 
 @dataclass(eq=False)
 class SimDrive:
-    """What survives the process: the files, and what ails the drive."""
+    """A drive, which survives processes: its files and its faults."""
 
     random: object
     files: dict = field(default_factory=dict)
@@ -48,14 +48,14 @@ class SimDrive:
     has_failed: bool = False
     crash_in: int | None = None  # writing calls until the power fails
     fault: PointFault | None = None
-    slow_s: float = 0.0  # each access takes up to so much longer
+    slow_s: float = 0.0  # each access takes up to this much longer
     quarantined: int = 0
-    damaged: set = field(default_factory=set)  # names of files hurt behind the node's back
-    hurt: set = field(default_factory=set)  # those that were ever hurt
-    refused: set = field(default_factory=set)  # names of files that it would not write or remove
+    damaged: set = field(default_factory=set)  # files damaged without the node's knowledge
+    hurt: set = field(default_factory=set)  # files that were ever damaged so
+    refused: set = field(default_factory=set)  # files that it has failed to write or remove
 
     def damage(self, only: str = "blocks/") -> str | None:
-        """Flip, cut or lose one stored block, behind the node's back."""
+        """Corrupt, cut or delete one stored file without the node's knowledge."""
         names = sorted(name for name in self.files if name.startswith(only))
         if not names:
             return None
@@ -102,7 +102,7 @@ class Lent:
         view[:] = self.payload[offset : offset + len(view)]
 
     def close(self):
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class SimDisk:
@@ -135,7 +135,7 @@ class SimDisk:
         if in_place is not None:
             if in_place:
                 drive.write(name, data)
-            # A node that is refused once can, and must, clean up what that left behind.
+            # After a single failure the node can, and must, clean up the file.
             is_once = drive.fault is not None and drive.fault.name == name
             raise self._refused([] if is_once else [name], errno.EIO, in_place=in_place)
         drive.write(name, data)
@@ -145,7 +145,7 @@ class SimDisk:
     publish_ordered = publish
 
     def _fails(self, name):
-        """Say whether this write fails, and then whether its file is there all the same."""
+        """Return None if this write succeeds, else whether its file is there all the same."""
         drive, fault = self._drive, self._drive.fault
         if fault is not None and fault.name is None and name.startswith(fault.prefix):
             fault.number -= 1

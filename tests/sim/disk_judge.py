@@ -1,7 +1,7 @@
 """Judge of the bytes on disk, independent of what the nodes report.
 
-Records are decoded as they are written: no two disks may say that their nodes own an agent at one
-epoch, what was acknowledged must be there, and what was erased must not.
+Records are decoded as they are written. No two disks may claim an agent at one epoch, acknowledged
+turns must be stored, and erased words must be gone.
 """
 
 from fabric.errors import CorruptDataError
@@ -14,7 +14,7 @@ from tests.sim.node_host import CLUSTER_KEY, TOMBSTONES
 from tests.sim.router_host import ROUTER
 
 _RECORDS = "manifests/"
-WELL_S = 15.0  # without trouble for so long, all nodes know all owners
+WELL_S = 15.0  # after so long without trouble all nodes know all owners
 
 
 class DiskJudge:
@@ -23,8 +23,8 @@ class DiskJudge:
     def __init__(self, world):
         self._world = world
         self._known = {}  # (node, file): (bytes, record)
-        self.owned = set()  # (agent, epoch): some node said on disk that it owns it then
-        self.moved = set()  # (agent, epoch): began with a move, after all turns before it
+        self.owned = set()  # (agent, epoch): some disk claimed it
+        self.moved = set()  # (agent, epoch): began with a move, after all earlier turns
         self._seen = None
 
     def records(self, name):
@@ -49,9 +49,9 @@ class DiskJudge:
                     old = self._known.get((name, file))
                     is_same = old is not None and old[0] is raw
                     known[name, file] = old if is_same else (raw, self._decoded(raw))
-        is_news = known != self._known
+        has_changed = known != self._known
         self._known = known
-        return is_news
+        return has_changed
 
     def _decoded(self, raw):
         try:
@@ -76,16 +76,15 @@ class DiskJudge:
             other = claims.setdefault((key, record.epoch), name)
             if other != name:
                 self._world.fail(
-                    f"the disks of {other} and {name} say that they own {key} at epoch"
-                    f" {record.epoch}"
+                    f"the disks of {other} and {name} both claim {key} at epoch {record.epoch}"
                 )
 
     # --- acknowledged ------------------------------------------------------------------------
 
     def check_acknowledged(self, talk, key, texts, epoch):
-        """Judge an acknowledgement: some disk holds what it says is durable, none a later owner.
+        """Check that some disk holds an acknowledged turn, and that none has a later owner.
 
-        It is one of `texts`, where several may be.
+        The turn's text is one of `texts`.
         """
         self._check_superseded(talk, key, epoch)
         expected = {text.rstrip(chr(END)) for text in texts}
@@ -94,12 +93,12 @@ class DiskJudge:
             if record is not None and record.text.rstrip(chr(END)) in expected:
                 return
             if record is not None and record.provenance.truncated_by is TruncatedBy.FSCK:
-                return  # a drive lost some of it meanwhile: others judge that
+                return  # a drive lost blocks meanwhile: other judges check that
         if not self._world.watch.evicted[key]:
-            self._world.fail(f"{talk.name}: acknowledged as durable, and on no disk")
+            self._world.fail(f"{talk.name}: acknowledged as durable, but on no disk")
 
     def _check_superseded(self, talk, key, epoch):
-        """Judge an acknowledgement: what a later start would put in its place must not exist."""
+        """Check that no disk has a later claim, which a restart would prefer to the turn."""
         world = self._world
         since_s = world.loop.now_s - WELL_S
         if world.chaos.was_network_bad or not world.watch.was_well_since(ROUTER, since_s):
@@ -109,14 +108,14 @@ class DiskJudge:
             is_claim = record is not None and record.state is not OwnerState.REPLICA
             if is_claim and record.epoch > epoch and world.watch.was_well_since(name, since_s):
                 world.fail(
-                    f"{talk.name}: acknowledged at epoch {epoch}, and the disk of {name} says that"
-                    f" it owns it at {record.epoch}"
+                    f"{talk.name}: acknowledged at epoch {epoch}, but the disk of {name} claims"
+                    f" the agent at {record.epoch}"
                 )
 
     def check_tables(self, node):
-        """Judge an idle node: its disk holds the records that its table says, and no other.
+        """Check that an idle node's disk holds exactly the records of its table.
 
-        Whose record is being written, such as a replica that comes just now, is left out.
+        Agents whose record is being written, such as an arriving replica, are left out.
         """
         drive = self._world.nodes[node.name].drive
         idle = [agent for agent in node.resources.table if not agent.is_busy]
@@ -149,26 +148,27 @@ class DiskJudge:
     # --- erased ------------------------------------------------------------------------------
 
     def check_receipts(self, key, erasure):
-        """Judge an erasure: what a receipt names is on that node's disk, and nothing else."""
+        """Check that the receipts of an erasure match the disks of their nodes."""
         digest = agent_digest(CLUSTER_KEY, *key)
         for receipt in erasure.receipts:
             host = self._world.nodes[receipt.node]
             tombstone = f"{TOMBSTONES}agents/{digest}"
             if receipt.tombstone is not None and tombstone not in host.drive.files:
-                self._world.fail(f"{receipt.node} says that it noted an erasure, and has not")
+                self._world.fail(f"{receipt.node} reports a tombstone that its disk lacks")
             record = self.records(receipt.node).get(key)
-            noted = receipt.tombstone
-            is_old = record is not None and noted is not None and record.epoch <= noted.epoch
+            reported = receipt.tombstone
+            is_old = record is not None and reported is not None
+            is_old = is_old and record.epoch <= reported.epoch
             if is_old and receipt.node not in erasure.unreachable:
-                self._world.fail(f"{receipt.node} says that it erased {key}, and its record stays")
+                self._world.fail(f"{receipt.node} reports {key} as erased, but keeps its record")
 
     def check_erased(self, name, marker):
-        """Judge that no file of any disk has a word of what was erased."""
+        """Check that no file of any disk contains an erased word."""
         forms = (marker.encode(), token_bytes([ord(char) for char in marker]))
         for node, host in self._world.nodes.items():
             for file, raw in host.drive.files.items():
                 if any(form in raw for form in forms):
-                    self._world.fail(f"{name}: erased, and {node} still has words of it in {file}")
+                    self._world.fail(f"{name}: erased, but {node} still has words of it in {file}")
                     return
 
 

@@ -1,8 +1,8 @@
 """Clients that edit their history, and the judge of edited caches.
 
-Each entry of a cache says by what it was computed. So of every cache that an answer begins with
-it is known whether it is that of the prompt, and where it is not: which token each row is of, how
-far it was moved, and whose it was.
+Each cache entry reveals its inputs. So the judge knows of every cache that an answer begins with
+whether it matches the prompt and, where it does not, which token each row is of, how far it was
+moved, and which agent it came from.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ from tests.sim.model import FULL, KINDS
 from tests.sim.rows import ENTRY_BYTES, Rows
 from tests.sim.window import window_entry
 
-EDITING_ODDS = {"full": 0.9, "window": 0.9}  # of each kind of model, else:
+EDITING_ODDS = {"full": 0.9, "window": 0.9}  # by kind of model; others:
 OTHERS_EDITING_ODDS = 0.3
 PRESSED_ODDS = 0.5  # of lives with edits: those whose disks refuse and lose edited records
-EDITING_ROUNDS = 2  # more than others have: at first there is little to edit
+EDITING_ROUNDS = 2  # additional ones, as at first there is little to edit
 AMORTIZE_ODDS, EDIT_ODDS, COPYCAT_ODDS = 0.8, 0.6, 0.3
 MOVABLE = (FULL, KINDS["window"])  # models whose rows may be moved
-ANYWHERE_ODDS, READ_ODDS = 0.5, 0.5  # of conversations; of their turns, once they read at all
-LENDING_ODDS = 0.3  # of such lives: all read documents, and take others' memory of them
-DOCUMENTS, DOCUMENT_WORDS = 4, 16  # that all read
+ANYWHERE_ODDS, READ_ODDS = 0.5, 0.5  # of conversations; of turns of full models
+LENDING_ODDS = 0.3  # of lives with edits: all read documents, and borrow rows of them
+DOCUMENTS, DOCUMENT_WORDS = 4, 16  # read by all agents
 
 
 class Edits:
-    """What is edited in one run, and what comes of it."""
+    """The edits of one run, and the caches that they make."""
 
     def __init__(self, world, random):
         self._world = world
@@ -43,19 +43,19 @@ class Edits:
         lends = world.stream("lending lives").random() < LENDING_ODDS
         self._is_lending = self._is_editing and world.kind is FULL and lends
         self._streams = {}
-        self._taken_out = {}  # by a talk's marker: the last edit's place, and what was there
+        self._taken_out = {}  # by a talk's marker: its last edit's place, and the original message
         self._begun = defaultdict(list)  # by prompt: edited caches that answers began with
-        self._begun_exactly = set()  # prompts, and answers taken up again with exact memory
-        self._copied = {}  # by talk: the identity of who repeats it
-        self._amortized = {}  # by talk: its last prompt that was answered by edited memory
+        self._begun_exactly = set()  # prompts, and resumed answers, that began with exact memory
+        self._copied = {}  # by talk: the identity of a client that repeats it
+        self._amortized = {}  # by talk: its last messages answered from edited memory
         self._documents = _documents(world.stream("documents"))
-        self._anywhere = {}  # by conversation: whether it wishes for others' memory
-        self._takers = set()  # agents of those who do
+        self._anywhere = {}  # by talk: whether it asks for other agents' rows
+        self._borrowers = set()  # agents of such talks
         self.amortized_count = self.borrowed_count = 0  # answers
 
     @contextlib.contextmanager
     def taps(self):
-        """Let every cache know whose it is."""
+        """Mark every cache with its agent."""
         submit, restore = Sequences.submit, Prefixes.restore
 
         def submitted(sequences, agent, sequence, prepared):
@@ -76,22 +76,22 @@ class Edits:
     # --- what clients do ---------------------------------------------------------------------
 
     def rounds(self, talk):
-        """Say how many more turns than others' a conversation has that is edited."""
+        """Return the number of additional turns of a conversation with edits."""
         return EDITING_ROUNDS if self._edits(talk) and self._world.kind in MOVABLE else 0
 
     def _edits(self, talk):
         return self._is_editing and talk.identity.kind is IdentityKind.AGENT
 
     def edit(self, talk):
-        """Choose what a turn wishes, and now and then change what was said before."""
+        """Choose the mode of a turn, and now and then change earlier messages."""
         if not self._edits(talk):
             return
         random = self._stream(talk)
-        wishes = random.random() < AMORTIZE_ODDS
+        amortizes = random.random() < AMORTIZE_ODDS
         if talk not in self._anywhere:
             self._anywhere[talk] = random.random() < ANYWHERE_ODDS or self._is_lending
         keeps = EditMode.ANYWHERE if self._anywhere[talk] else EditMode.AMORTIZE
-        self.wish(talk, keeps if wishes else EditMode.FORGET)
+        self.set_mode(talk, keeps if amortizes else EditMode.FORGET)
         if self._world.kind is FULL and (random.random() < READ_ODDS or self._is_lending):
             read = random.sample(self._documents, random.choice([1, 2]))
             texts = [{"role": "user", "content": text} for text in read]
@@ -100,11 +100,11 @@ class Edits:
             for _ in range(random.choice([1, 1, 2, 3])):
                 self._edit_once(talk, random)
 
-    def wish(self, talk, mode):
-        """Let a conversation's turns ask for memory of before an edit, or not."""
+    def set_mode(self, talk, mode):
+        """Set the edit mode that a conversation's turns request."""
         talk.edits = mode
         if mode is EditMode.ANYWHERE:
-            self._takers.add(talk.key)
+            self._borrowers.add(talk.key)
 
     def _edit_once(self, talk, random):
         messages = list(talk.messages)
@@ -112,7 +112,7 @@ class Edits:
             return
         place, before = self._taken_out.pop(talk.marker, (len(messages), None))
         if place < len(messages) - 1 and random.random() < 0.3:
-            messages[place] = before  # as it was, or in the place of another
+            messages[place] = before  # restored, perhaps in the place of another
         else:
             place = random.randrange(1, len(messages) - 2)
             before = messages[place]
@@ -120,7 +120,7 @@ class Edits:
             if how == 0:
                 del messages[place]
             else:
-                # An answer of white space, emptied, would be a spelling, and come back as it was.
+                # An emptied answer of white space would count as a spelling, and be restored.
                 empty = "gone" if before["role"] == "assistant" else ""
                 texts = (empty, "gone", talk.say())
                 messages[place] = {**before, "content": texts[how - 1]}
@@ -128,8 +128,8 @@ class Edits:
         self._world.note(f"{talk.name}: edits message {place} of {len(messages)}")
         talk.messages = messages
 
-    def keep_no_text(self, talk):
-        """Put nothing back that was taken out of a conversation."""
+    def drop_original(self, talk):
+        """Drop the message that a conversation's last edit removed, so that it is not restored."""
         self._taken_out.pop(talk.marker, None)
 
     def copycat(self, talk):
@@ -145,10 +145,10 @@ class Edits:
         if random.random() < 0.5:
             identity = Identity(IdentityKind.AGENT, AgentId(f"cat-{random.randrange(10**6)}"))
         talk.is_copied = True
-        self._world.note(f"{talk.name}: somebody else says the same")
+        self._world.note(f"{talk.name}: another client sends the same")
         made = type(talk)(random.choice(sorted(tenants)), identity, random, talk.number)
         made.messages = messages
-        self.wish(made, random.choice([EditMode.AMORTIZE, EditMode.ANYWHERE]))
+        self.set_mode(made, random.choice([EditMode.AMORTIZE, EditMode.ANYWHERE]))
         return made
 
     def _stream(self, talk):
@@ -160,7 +160,7 @@ class Edits:
     # --- the judge ---------------------------------------------------------------------------
 
     def note_start(self, cache, prompt, node):
-        """Judge a cache that an answer begins with, and remember it if it was edited."""
+        """Check the cache that an answer begins with, and keep a copy if it was edited."""
         if cache.kind not in MOVABLE:
             return
         ids = prompt[:-1]
@@ -173,11 +173,11 @@ class Edits:
             return
         problem = self.problem(cache, ids, cache.owner)
         if problem:
-            self._world.fail(f"{cache.owner} goes on with what is not its memory: {problem}")
+            self._world.fail(f"{cache.owner} continues from a cache that is not its own: {problem}")
         self._begun[tuple(prompt)].append(cache.copy(cache.tokens_count + 1))
 
     def problem(self, cache, ids, owner):
-        """Say why an edited cache is none of these tokens; None if it may be."""
+        """Return why an edited cache cannot be of these tokens; None if it may be."""
         if cache.kind not in MOVABLE or cache.ahead or cache.tokens_count != len(ids):
             return "it has another length"
         exact, held = oracle.exact_tokens(cache, ids), cache.held.tobytes()
@@ -194,7 +194,7 @@ class Edits:
                     return f"row {at} was computed at {place}, not {at - run.delta}"
                 if owner in owners or at < exact:
                     continue
-                if owner in self._takers:
+                if owner in self._borrowers:
                     if not any(tenant == owner[0] for tenant, _ in owners):
                         return f"row {at} was computed for {owners}, of another tenant"
                 elif is_talk:
@@ -202,7 +202,7 @@ class Edits:
         return self._window_problem(cache, held)
 
     def _window_problem(self, cache, held):
-        """Say which row of a window is not that of the token whose place it has."""
+        """Return which row of a window is of another token than that of its place."""
         for at in range(cache.window_base, cache.tokens_count if cache.windows.tokens else 0):
             entry = held[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]
             if cache.windows.rows[at - cache.window_base].tobytes() != window_entry(entry):
@@ -210,7 +210,7 @@ class Edits:
         return None
 
     def explains(self, talk, variant, admitted, sampling, got):
-        """Say whether an answer is what the edited memory makes that it began with."""
+        """Return whether an answer follows from the edited memory that it began with."""
         if not admitted.amortized_tokens:
             return False
         self._amortized[talk] = variant.messages
@@ -219,7 +219,7 @@ class Edits:
         return self._is_answer(tuple(map(ord, variant.prompt)), sampling, got)
 
     def _is_answer(self, prompt, sampling, got):
-        """Follow an answer from where it began, or was taken up with what was left."""
+        """Follow an answer from its start, and from each point where it may have resumed."""
         due, seen = [0], set()
         while due:
             first = due.pop()
@@ -227,9 +227,9 @@ class Edits:
                 continue
             seen.add(first)
             ids = prompt + tuple(map(ord, got.text[:first]))
-            for made in self._answers(ids, sampling, first):
-                text = got.text[:first] + made.text
-                if (text, made.reason, made.tokens_count) == (
+            for answer in self._answers(ids, sampling, first):
+                text = got.text[:first] + answer.text
+                if (text, answer.reason, answer.tokens_count) == (
                     got.text,
                     got.reason,
                     got.tokens_count,
@@ -240,12 +240,12 @@ class Edits:
         return False
 
     def _answers(self, ids, sampling, first):
-        """Answer from every memory that an answer began with there, or was taken up with."""
+        """Yield the answers from every cache that an answer began or resumed with there."""
         for cache in self._begun[ids]:
             whole = cache.copy(cache.tokens_count + 1)
             whole.append(ids[-1])
             yield oracle.answer_from(whole, sampling, first)
-        if ids in self._begun_exactly:  # what was preempted may find no edited memory any more
+        if ids in self._begun_exactly:  # a preempted turn may no longer find edited memory
             yield oracle.answer_to(ids, sampling, self._world.kind, first)
 
 

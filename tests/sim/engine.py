@@ -1,4 +1,4 @@
-"""Engine of the simulation: computes at once and reports how long the device would have taken."""
+"""Simulated engine: computes at once and reports how long the device would have taken."""
 
 import sys
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ class SimSlot:
 
 
 class SimDevice:
-    """Fails now and then: an operation computes something wrong, and a later one raises its error.
+    """A device that fails now and then: one operation computes garbage, a later one raises.
 
-    `chance`: of an operation.
+    `chance`: of a failure, per operation.
     """
 
     def __init__(self, random, chance):
         self._random = random
         self._chance = chance
-        self.has_failed = False  # and its error was not raised yet
+        self.has_failed = False  # and its error is not yet raised
 
     def begin(self):
         """Begin an operation; return whether it will compute something wrong."""
@@ -52,19 +52,19 @@ class SimDevice:
 
 
 class SimStep:
-    """A step of these slots; nothing is computed before it is launched."""
+    """A step of some slots; nothing is computed before its launch."""
 
     def __init__(self, slots):
         self.slots = slots
 
     def undo(self):
-        """Nothing was done yet."""
+        """Do nothing: nothing is computed yet."""
 
 
 class SimEngine:
-    """Computes at once and says in `spent_s` how long it would have taken."""
+    """An engine that computes at once; `spent_s` is how long a device would have taken."""
 
-    note_start = staticmethod(lambda cache, prompt: None)  # of an answer
+    note_start = staticmethod(lambda cache, prompt: None)  # called where an answer begins
 
     def __init__(self, tokens_per_s, step_s, kind=FULL, note_cache=lambda cache: None, device=None):
         self.device = device or SimDevice(None, 0)
@@ -88,14 +88,14 @@ class SimEngine:
         self.spent_s += len(tokens) / self._tokens_per_s
         is_wrong = self.device.begin()
         end = cache.tokens_count + len(tokens)
-        assert not cache.ahead or end <= cache.ahead[0][0], "no step writes over what is there"
+        assert not cache.ahead or end <= cache.ahead[0][0], "no step overwrites the rows ahead"
         for token in tokens:
             cache.append(token ^ is_wrong)
         cache.slide()
 
     def start(self, cache, prompt, sampling, seed):
         assert cache.tokens_count == len(prompt) - 1, "all but the last token are prefilled"
-        if not self.device.has_failed:  # what it computed goes nowhere
+        if not self.device.has_failed:  # else its output is dropped
             self.note_start(cache, prompt)
         return SimSlot(cache, sampling, seed, prompt[-1])
 
@@ -118,7 +118,7 @@ class SimEngine:
     return_unused = check
 
     def recover(self):
-        """Go on: the error was raised."""
+        """Do nothing: the error was raised."""
 
     def peek(self, slot):
         return _sampled(slot, slot.pending) if slot.pending_is_sampled else None

@@ -6,11 +6,11 @@ from node.engine.engine_thread import EngineThread
 from node.limits import BLOCKED_POLL_S
 
 
-class _Bell:
-    """Stands in for the thread's condition: notifying it runs the loop."""
+class _WakeUp:
+    """A replacement of the thread's condition: notifying it runs the loop."""
 
-    def __init__(self, ring):
-        self.notify = ring
+    def __init__(self, wake_up):
+        self.notify = wake_up
 
     def __enter__(self):
         return self
@@ -20,26 +20,26 @@ class _Bell:
 
 
 class EngineLoop(EngineThread):
-    """Runs an iteration whenever there is news, and again when its time is over."""
+    """An engine loop that iterates on every notification, and again after each step's time."""
 
     def __init__(self, clock, engine, **options):
         self._clock = clock
         super().__init__(clock, **options)
         self._loop = asyncio.get_running_loop()
-        self._wake = _Bell(self._ring)
+        self._wake = _WakeUp(self._wake_up)
         self._scheduler.engine = engine
         self._poll = None
-        self._is_coming = False  # a step is due, or being computed
+        self._is_scheduled = False  # a step is due, or being computed
 
-    def _ring(self):
-        if not self._is_coming:
-            self._come(0.0)
+    def _wake_up(self):
+        if not self._is_scheduled:
+            self._schedule(0.0)
 
-    def _come(self, delay_s):
+    def _schedule(self, delay_s):
         if self._poll is not None:
             self._poll.cancel()
             self._poll = None
-        self._is_coming = True
+        self._is_scheduled = True
         self._loop.call_later(delay_s, self._step)
 
     def _step(self):
@@ -51,11 +51,11 @@ class EngineLoop(EngineThread):
         is_useful = self._iterate()
         spent_s, engine.spent_s = engine.spent_s, 0.0
         if is_useful or self._has_work():
-            self._come(spent_s)
+            self._schedule(spent_s)
             return
-        self._is_coming = False
+        self._is_scheduled = False
         if any(self._queue):
-            self._poll = self._loop.call_later(BLOCKED_POLL_S, self._ring)
+            self._poll = self._loop.call_later(BLOCKED_POLL_S, self._wake_up)
 
 
 class EngineClock:

@@ -1,8 +1,8 @@
-"""Epochs that one client has seen of its agents: none of them may ever decrease.
+"""Epochs that one client has seen of its agents: they may never decrease.
 
-One router never gives an epoch out twice, so none goes back while it lives. The next router has
-only what nodes report: where the newer claim's node is away, it serves from the older owner until
-that node is back, and not below any epoch reported to it.
+One router never issues an epoch twice, so epochs do not decrease during its life. The next router
+knows only what nodes report: while the newer claim's node is away it serves from the older owner,
+but never below any epoch reported to it.
 """
 
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Epochs:
-    """By agent, as by its content a conversation may go on as another agent than before."""
+    """Highest epochs by agent: a conversation found by content may continue as another agent."""
 
     _seen: dict = field(default_factory=dict)  # (agent, the router's incarnation): the highest
 
     def note(self, agent, router, epoch):
-        """Take down what answered."""
+        """Record the epoch of an answer."""
         self._seen[agent, router] = max(epoch, self._seen.get((agent, router), 0))
 
     def clear(self):
-        """Forget all: they are erased."""
+        """Drop the epochs of an erased agent."""
         self._seen.clear()
 
     def floor(self, agent, router, reported_epoch):
-        """Return what this router must not go below, given the highest epoch reported to it."""
+        """Return the lowest epoch that this router may use, given the highest reported one."""
         seen = [
             epoch if by == router else min(epoch, reported_epoch)
             for (other, by), epoch in self._seen.items()

@@ -25,7 +25,7 @@ ALL_BYTES = 1 << 40  # more than any simulated disk holds
 
 
 class Invariants:
-    """The judge of one run."""
+    """Checks of all nodes of one run."""
 
     def __init__(self, world):
         self._world = world
@@ -35,7 +35,7 @@ class Invariants:
     # --- after every step --------------------------------------------------------------------
 
     def check_step(self):
-        """Look at the agents again if any node's table has changed."""
+        """Check disks and memory, and owners if any node's table has changed."""
         seen = []
         for host in self._world.nodes.values():
             if host.node is not None:
@@ -66,30 +66,30 @@ class Invariants:
     # --- at the end --------------------------------------------------------------------------
 
     def check_quiet(self):
-        """Judge the quiet state before any client sends another turn."""
+        """Check the quiet state before any client sends another turn."""
         for node in self._nodes:
             self._world.disk_judge.check_tables(node)
             unsaved = [agent.key for agent in node.resources.table if agent.is_unsaved]
-            # Where agents that may not be evicted use the whole budget, memory is all that is left.
+            # If agents that may not be evicted fill the disk budget, others stay in memory.
             if unsaved and "budget" not in (node.health.degraded or ""):
-                self._fail(f"{node.name}: {unsaved} are in memory only, and the disk is well")
+                self._fail(f"{node.name}: {unsaved} are in memory only, and the disk is healthy")
             if node.health.problem is not None:
-                self._fail(f"{node.name} reuses nothing any more: {node.health.problem}")
+                self._fail(f"{node.name} no longer reuses any cache: {node.health.problem}")
             if any(node.moves.incoming.is_aborted(name) for name in pinned_blocks(node)):
-                self._fail(f"{node.name} keeps blocks of moves that were given up")
+                self._fail(f"{node.name} keeps blocks of aborted moves")
             for agent in node.resources.table:
-                self._check_way_out(node, agent)
+                self._check_not_blocked(node, agent)
         for talk in self._world.clients.talks:
             self._world.reuse_judge.check_end(talk)
 
-    def _check_way_out(self, node, agent):
-        """No agent is left whose turns are all refused, or wait for an undecided move."""
+    def _check_not_blocked(self, node, agent):
+        """Check that an agent does not refuse all turns, or keep them waiting for a move."""
         record, outgoing = agent.manifest, agent.outgoing
         is_erased = record.epoch <= node.resources.erased.floor(*agent.key)
         if record.epoch < outgoing.fence and not is_erased and not agent.is_unsaved:
-            self._fail(f"{node.name}: {agent.key} is claimed at {record.epoch} still")
+            self._fail(f"{node.name}: {agent.key} is still claimed below its fence")
         if record.state is not OwnerState.SEALED and outgoing.state is OutgoingState.SEALED:
-            self._fail(f"{node.name}: turns of {agent.key} wait for no move")
+            self._fail(f"{node.name}: turns of {agent.key} wait, and no move is under way")
 
     def check_end(self):
         for check in (
@@ -109,14 +109,14 @@ class Invariants:
         return [host.node for host in self._world.nodes.values()]
 
     def _check_records(self):
-        """Every record's blocks are named by its tenant and hold what its tokens make."""
+        """Check that records name their tenant's blocks, which hold what their tokens compute."""
         for node in self._nodes:
             for agent in node.resources.table:
                 self._check_agent(node, agent)
             self._check_blocks(node)
 
     def _check_blocks(self, node):
-        """Index and disk agree, but for what was hurt and not read; a scrub finds just that."""
+        """Check that index and disk differ only by injected damage, and that a scrub finds it."""
         blocks, drive = node.resources.store.blocks, self._world.nodes[node.name].drive
         hurt = [name.removeprefix("blocks/").partition(".")[0] for name in drive.damaged]
         problems = [
@@ -130,7 +130,7 @@ class Invariants:
         ]
         problems += blocks.check_integrity()
         if drive.has_failed:
-            # What could be neither published nor removed stays until the next start.
+            # Files that could not be published or removed stay until the next start.
             problems = [text for text in problems if not text.endswith(LEFT_IN_PLACE)]
         if problems:
             self._fail(f"{node.name}: {problems[0]}")
@@ -164,23 +164,23 @@ class Invariants:
         if loaded != expected and not drive.hurt & {file_name(ref) for ref in saved.refs}:
             self._fail(f"{where}: only {loaded} of {expected} tokens can be read back")
         if not oracle.is_cache_of(cache, saved.token_ids[:loaded]):
-            self._fail(f"{where}: its blocks are not those of its tokens")
+            self._fail(f"{where}: its blocks do not hold what its tokens compute")
 
     def _check_cache(self, where, key, cache, ids, exact):
-        """Its first `exact` tokens are as if nothing had been edited, the others its own."""
+        """Check that the first `exact` tokens are exact, and the others plausible."""
         if exact >= len(ids):
-            problem = "" if oracle.is_cache_of(cache, ids) else "it is another's"
+            problem = "" if oracle.is_cache_of(cache, ids) else "it is of other tokens"
         else:
             problem = self._world.edits.problem(cache, ids, key)
             if not problem and oracle.exact_tokens(cache, ids) < exact:
-                problem = f"not {exact} of its tokens are exact"
+                problem = f"fewer than {exact} of its tokens are exact"
         if problem:
-            self._fail(f"{where}: its memory is not that of its tokens: {problem}")
+            self._fail(f"{where}: its cache does not match its tokens: {problem}")
         elif cache.kind in MOVABLE:
             self._world.lineage.check_memory(where, key, cache, oracle.exact_tokens(cache, ids))
 
     def check_names(self, host):
-        """Check that the records of a node that lives name their blocks."""
+        """Check that the records of a live node name their blocks."""
         for agent in host.node.resources.table if host.node is not None else ():
             if agent.saved is not None:
                 self._layout(host.node, agent)
@@ -193,7 +193,7 @@ class Invariants:
             return None
 
     def _check_edited(self, node, agent):
-        """Check that an edited record says of its blocks what they are, and all comes back."""
+        """Check that an edited record describes its blocks, and that all of it can be restored."""
         where, saved = f"{node.name}: {agent.key}", agent.saved
         problem = saved.edited.problem(saved.pieces, saved.token_ids)
         if problem:
@@ -209,7 +209,7 @@ class Invariants:
         is_cut = saved.provenance.truncated_by in (TruncatedBy.FSCK, TruncatedBy.HIBERNATED)
         is_cut &= any(host.drive.hurt for host in hosts)
         if is_cut or any(host.drive.has_been_full for host in hosts):
-            # What was cut, or saved later than it was computed, lacks windows of its end.
+            # A record that was truncated, or saved late, lacks windows at its end.
             expected = restorable(layout, self._world.kind.spec.window_tokens).tokens_count
         if count != expected and not drive.hurt & {file_name(ref) for ref in saved.refs}:
             self._fail(f"{where}: only {count} of {expected} edited tokens can be read back")
@@ -217,23 +217,23 @@ class Invariants:
         self._check_cache(where, agent.key, cache, ids[:count], exact)
         hot = agent.cache if agent.is_durable and count == len(ids) else None
         if hot is not None and not oracle.are_alike(hot, cache):
-            self._fail(f"{where}: its memory is not what was saved of it")
+            self._fail(f"{where}: its cache differs from its saved blocks")
 
     def _expected_tokens(self, node, saved, layout):
-        """Say how much of a record must come back: all of it, unless drives lost some of it.
+        """Return how many tokens of a record must be restored: all, unless drives lost some.
 
-        A record that was cut to what is left may end where neither a state nor windows were kept,
-        or lack those of its end. What it does list must be good.
+        A truncated record may end where neither a state nor windows were kept, or lack those of
+        its end. The blocks that it lists must be good.
         """
         truncated_by, count = saved.provenance.truncated_by, saved.tokens_count
         hurt = [name for host in self._world.nodes.values() for name in host.drive.hurt]
-        if not count:  # it says who owns the agent, and no more
+        if not count:  # it names the owner only
             return 0
         is_derived = saved.key in self._world.watch.derived_cuts
         is_derived |= self._world.lineage.was_cut(saved.key)
         if truncated_by is TruncatedBy.FSCK and not (hurt or is_derived):
-            self._fail(f"{node.name}: {saved.agent} was cut, and no drive has lost a block")
-        # A copy under another name does not say who cut it, and one cut by its client is whole.
+            self._fail(f"{node.name}: {saved.agent} was truncated, and no drive has lost a block")
+        # A copy under another name lacks the reason; a truncation by the client is no loss.
         is_cut = truncated_by in (TruncatedBy.FSCK, TruncatedBy.HIBERNATED)
         is_cut &= bool(hurt) or is_derived
         if not is_cut and not self._at_end(node, saved) & {_hash_of(name) for name in hurt}:
@@ -241,12 +241,12 @@ class Invariants:
         return node.resources.store.restorable(layout).tokens_count
 
     def _at_end(self, node, saved):
-        """Name the state and the windows that a record's end would be taken up from."""
+        """Return the hashes of the state and windows from which a record's end would resume."""
         ids, store = saved.token_ids, node.resources.store
         salt, spans = store.salt(saved.tenant), store.spans(saved.tenant, ids)
-        found = [span.in_group(salt, CacheGroup.WINDOW) for span in spans]
-        found.append(store.state_span(saved.tenant, ids, spans, len(ids)))
-        return {span.block_hash.hex() for span in found}
+        needed = [span.in_group(salt, CacheGroup.WINDOW) for span in spans]
+        needed.append(store.state_span(saved.tenant, ids, spans, len(ids)))
+        return {span.block_hash.hex() for span in needed}
 
     def _check_disks(self):
         for node in self._nodes:
@@ -265,10 +265,10 @@ class Invariants:
                     self._fail(f"{talk.name}: erased, and back on {node.name}")
 
     def _check_directory(self):
-        """The router knows every agent's owner, and no claim is left in doubt."""
+        """Check that the router knows every agent's owner, and that no claim is in doubt."""
         directory = self._world.router.services.fleet.directory
-        if directory.in_doubt():
-            self._fail(f"in doubt when all is quiet: {directory.in_doubt()}")
+        if directory.undecided_agents():
+            self._fail(f"still in doubt in the quiet state: {directory.undecided_agents()}")
         owners = {}
         for node in self._nodes:
             for agent in node.resources.table:
@@ -280,34 +280,35 @@ class Invariants:
                         owners.get(agent.key, (0, "")), (record.epoch, node.name)
                     )
         for key, (epoch, name) in owners.items():
-            known = directory.owner(key)
-            if known is None or (known.epoch, known.node) != (epoch, name):
-                self._fail(f"the directory says {known} of {key}, which {name} owns at {epoch}")
+            owner = directory.owner(key)
+            if owner is None or (owner.epoch, owner.node) != (epoch, name):
+                self._fail(f"the directory has {owner} for {key}, which {name} owns at {epoch}")
 
     def _check_leftovers(self):
         services = self._world.router.services
-        left = {
+        leftovers = {
             "reservations": services.fleet.directory._reserved,
             "moves": services.moves._running,
             "turns booked": {n for n in self._world.nodes if services.fleet.ledger.turns(n)},
         }
         for node in self._nodes:
-            left[f"{node.name}: turns"] = list(node.live_turns)
-            left[f"{node.name}: sequences"] = list(node.resources.engine._queue)
-            left[f"{node.name}: memory granted"] = node.resources.engine.budget.reserved_bytes
-            left[f"{node.name}: blocks adopted"] = pinned_blocks(node)
-            if not self._world.chaos.has_faults:  # else one may last until it expires
-                left[f"{node.name}: offers"] = node.resources.transfers.offers.agents()
-            left[f"{node.name}: room promised"] = +node.tiers.budget.pending
-            left[f"{node.name}: pins"] = node.resources.store.blocks._index._pins
-            left[f"{node.name}: turn locks"] = [a.key for a in node.resources.table if a.is_busy]
-        for what, found in left.items():
-            if found:
-                self._fail(f"left over: {what}: {found}")
+            leftovers[f"{node.name}: turns"] = list(node.live_turns)
+            leftovers[f"{node.name}: sequences"] = list(node.resources.engine._queue)
+            leftovers[f"{node.name}: memory granted"] = node.resources.engine.budget.reserved_bytes
+            leftovers[f"{node.name}: blocks adopted"] = pinned_blocks(node)
+            if not self._world.chaos.has_faults:  # else an offer may last until it expires
+                leftovers[f"{node.name}: offers"] = node.resources.transfers.offers.agents()
+            leftovers[f"{node.name}: room promised"] = +node.tiers.budget.pending
+            leftovers[f"{node.name}: pins"] = node.resources.store.blocks._index._pins
+            busy = [agent.key for agent in node.resources.table if agent.is_busy]
+            leftovers[f"{node.name}: turn locks"] = busy
+        for what, items in leftovers.items():
+            if items:
+                self._fail(f"left over: {what}: {items}")
 
 
 def _hash_of(name):
-    """Return the block's name within that of its file."""
+    """Return the block hash in the name of a block file."""
     return name.removeprefix("blocks/").partition("-")[0]
 
 

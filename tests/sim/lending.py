@@ -1,6 +1,6 @@
 """Lenders that are erased, made private or directed to forget soon after others borrowed.
 
-Meanwhile what was borrowed goes further: by moves, replicas, forks and files, and restarts.
+Meanwhile the borrowed rows spread by moves, replicas, forks and files, and through restarts.
 """
 
 from fabric.ids import AgentId, OperationId
@@ -20,22 +20,22 @@ class Lending:
         self._due = set()  # talks whose agents are to be erased
         self._loans_to_check = {}  # by talk: a loan to check after its next turn
         self._forgetting = {}  # by talk: the operation that has its agent forget a loan's secret
-        self._left_out = {}  # by talk: the secret that its client says no more
+        self._left_out = {}  # by talk: the secret that its client no longer sends
         self._forgotten = []  # each talk with a marker that its agent forgot
         self.taken_back_count = self.forgotten_count = 0
 
     def is_due(self, talk):
-        """Say whether a talk's agent is to be erased now."""
+        """Return whether a talk's agent is to be erased now."""
         is_due = talk in self._due
         self._due.discard(talk)
         return is_due
 
     async def act(self, talk):
-        """Spread what others have borrowed of a talk's agent, and take it back."""
+        """Spread the rows that others have borrowed from a talk's agent, then revoke them."""
         random, readers = self._random, self._world.readers
         self._note_forgotten(talk)
         if talk in self._loans_to_check:
-            await readers.ask(self._loans_to_check.pop(talk))
+            await readers.take_turns(self._loans_to_check.pop(talk))
         if talk.acked is None or talk.attempts or not talk.is_alone:
             return
         loan = readers.loan(talk)
@@ -51,10 +51,10 @@ class Lending:
         if self._others.random() < DAMAGE_ODDS:
             await self._damage(self._others.choice([talk.key, *borrowers]))
         if random.random() < TAKEN_BACK_ODDS:
-            await self._take_back(talk, loan)
+            await self._revoke(talk, loan)
             readers.end(talk)
 
-    async def _take_back(self, talk, loan):
+    async def _revoke(self, talk, loan):
         random, directing = self._random, self._world.directing
         self.taken_back_count += 1
         if loan is not None and loan.readers and self._others.random() < READER_ODDS:
@@ -82,7 +82,7 @@ class Lending:
             self._forgetting[talk] = operation, loan
 
     def _note_forgotten(self, talk):
-        """Note that a turn has applied the directive."""
+        """Record the secret of an agent once a turn has applied the directive."""
         if talk not in self._forgetting or talk.acked is None or talk.attempts:
             return
         operation, loan = self._forgetting[talk]
@@ -95,11 +95,11 @@ class Lending:
         self._forgotten.append((talk, loan.marker))
 
     def prepare(self, talk):
-        """Leave out of a turn what the agent has forgotten: an undone directive brings it back."""
+        """Drop a forgotten secret from a turn, since an undone directive would restore it."""
         secret = self._left_out.pop(talk, None)
         if secret is not None:
             talk.messages = [each for each in talk.messages if each != secret]
-            self._world.edits.keep_no_text(talk)
+            self._world.edits.drop_original(talk)
 
     def forgotten(self):
         """Yield the name of each agent that forgot a secret, and the secret's marker."""
@@ -107,20 +107,20 @@ class Lending:
             has_copies = talk.is_copied or talk.copying_count
             if talk.acked is None or has_copies or talk.may_be_erased:
                 continue
-            if talk in self._left_out:  # its client says it again to an agent that was evicted
+            if talk in self._left_out:  # its client may send it to an agent that was evicted
                 continue
             if not self._world.directing.judge.is_lost(talk, talk.acked.node):
                 yield talk.name, marker
 
     def leave_secrets(self, talk):
-        """Note that copies of an erased agent may hold what it has forgotten."""
+        """Record that copies of an erased agent may hold what it has forgotten."""
         self._forgotten = [each for each in self._forgotten if each[0] is not talk]
         self._world.lineage.remember_words(talk)
 
-    # --- further -----------------------------------------------------------------------------
+    # --- spreading ---------------------------------------------------------------------------
 
     async def move(self, key, name=None):
-        """Move an agent to a node, or to some node."""
+        """Move an agent to the given node, or to a random one."""
         name = name or self._random.choice(list(self._world.nodes))
         await self._ask(
             f"move {'/'.join(key)} to {name}",
@@ -151,7 +151,7 @@ class Lending:
         await self._world.chaos.actions.copy_by_file(key, name)
 
     def _mark_copied(self, key):
-        """Note in all talks of an agent that it has copies, or may yet have them."""
+        """Record in all talks of an agent that it has copies, or may get them."""
         for talk in self._world.clients.talks:
             if talk.key == key:
                 talk.begin_copy()
@@ -162,7 +162,7 @@ class Lending:
             host.kill()
 
     async def _damage(self, key):
-        """Let a node find one of an agent's blocks damaged: it is quarantined."""
+        """Damage one of an agent's blocks, and have its node quarantine it."""
         host = self._owner(key)
         agent = host.node.resources.table.get(key) if host is not None else None
         if agent is not None and agent.saved is not None and agent.saved.pieces.blocks:

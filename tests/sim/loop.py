@@ -1,7 +1,7 @@
 """Event loop whose clock jumps to the next timer, with processes that can freeze or die.
 
-Every callback runs in some process's context. A frozen process's callbacks wait until it goes
-on, as with SIGSTOP; a dead one's are dropped, `finally` blocks included, as with SIGKILL.
+Every callback runs in some process's context. A frozen process's callbacks wait until it
+resumes, as with SIGSTOP; a dead one's are dropped, `finally` blocks included, as with SIGKILL.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class StuckError(RuntimeError):
 
 @dataclass(eq=False)
 class Process:
-    """One life of one program: its own randomness, frozen or dead as its fate wants."""
+    """One life of one program, with its own randomness; it may be frozen or dead."""
 
     name: str
     random: random.Random
@@ -43,7 +43,7 @@ class Process:
 
     def admits(self, handle) -> bool:
         if self.is_dead or self.is_frozen:
-            self.stalled.append(handle)  # of the dead, too: so that burying them is complete
+            self.stalled.append(handle)  # of dead processes, too, for their cleanup
             return False
         return True
 
@@ -65,7 +65,7 @@ class _Timer(events.TimerHandle):
 def _outcome(func, args):
     try:
         return func(*args), None
-    except (PowerLostError, Exception) as raised:  # noqa: BLE001 - it belongs to who waits
+    except (PowerLostError, Exception) as raised:  # noqa: BLE001 - the waiter gets it
         return None, raised
 
 
@@ -79,7 +79,7 @@ def _set_outcome(future, outcome, error):
 
 
 class _Selector:
-    """Instead of waiting for sockets, move the clock."""
+    """A selector that moves the clock instead of waiting for sockets."""
 
     def __init__(self, loop):
         self._loop = loop
@@ -93,9 +93,9 @@ class _Selector:
 
 
 class _Task(asyncio.Task):
-    """A task whose place in sets is the seed's choice: that of asyncio's own is its address's.
+    """A task whose place in sets depends on the seed; asyncio's own depends on its address.
 
-    Who is cancelled first of many, or seen to be done, follows from it.
+    The order in which tasks of a set are cancelled, or found done, follows from it.
     """
 
     def __init__(self, place, loop, work, options):
@@ -121,14 +121,14 @@ class SimLoop(asyncio.BaseEventLoop):
         self.now_s = 0.0
         self._clock_resolution = 1e-9
         self._selector = _Selector(self)
-        self.extra_s = 0.0  # what the worker's call running now takes beyond the usual
+        self.extra_s = 0.0  # additional time that the current worker call takes
         self.workers = []  # calls under way whose steps interleave
-        self.start_worker = None  # starts one; without it a call is done at once
-        self.is_over = False  # the dead are buried: even their callbacks run
+        self.start_worker = None  # starts a call; without it calls run at once
+        self.is_over = False  # during the cleanup: callbacks of dead processes run, too
         self.on_step = None  # called between two rounds of callbacks
 
     def end(self):
-        """Stop the run; burying the dead goes on."""
+        """Stop the run, but not its cleanup."""
         if not self.is_over:
             self.stop()
 
@@ -163,7 +163,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return timer
 
     def run_in_executor(self, executor, func, *args):
-        """Run a worker's call at once, and tell its outcome as late as it would have come.
+        """Run a worker's call at once, and deliver its outcome after the simulated time.
 
         With `start_worker` it runs a step at a time, and others run in between.
         """
@@ -175,7 +175,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _set_outcome_later(self, outcome, error):
         future = self.create_future()
-        if not isinstance(error, PowerLostError):  # no client is left to hear of it
+        if not isinstance(error, PowerLostError):  # its caller is dead
             self.call_later(WORKER_DELAY_S + self.extra_s, _set_outcome, future, outcome, error)
         return future
 
@@ -186,7 +186,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def thaw(self, process):
-        """Let a frozen process go on: all that waited happens now, in order."""
+        """Resume a frozen process: its waiting callbacks run now, in order."""
         process.is_frozen = False
         stalled, process.stalled = process.stalled, []
         self._ready.extend(handle for handle in stalled if not handle._cancelled)

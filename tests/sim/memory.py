@@ -6,7 +6,7 @@ from tests.sim.rows import Growth
 
 
 class Memory:
-    """The caches of one run's nodes: idle, at work, and on their way in, for whatever reason."""
+    """All caches of one run's nodes: idle, in use, or being loaded."""
 
     def __init__(self, world):
         self._world = world
@@ -14,7 +14,7 @@ class Memory:
         self._refused = weakref.WeakSet()
 
     def note_refused(self, table):
-        """Note whose memory is nowhere else, as a disk has refused it; a turn may go on with it."""
+        """Record the caches that a disk has refused, which a turn may continue with."""
         for agent in table:
             if agent.is_unsaved:
                 self._refused.add(agent.cache)
@@ -22,10 +22,10 @@ class Memory:
                 self._refused.discard(agent.cache)
 
     def check_step(self):
-        """Add up all caches of a node's engine that are still referenced.
+        """Compare the size of all referenced caches of each node with its budget.
 
-        One may be beside the budget: where nothing that is idle can be dropped, one must run
-        all the same. What a disk has refused stays whatever the budget.
+        One cache may exceed it, since a turn must run even if no idle cache can be dropped. Caches
+        that a disk has refused do not count.
         """
         if Growth.count == self._growths:
             return

@@ -1,10 +1,9 @@
 """Models whose next token depends on every byte of the cache that they are given.
 
-A token's entry is a hash of all that is seen before it and of the token; its entry in a window
-and the state are hashes of that one. The next token is a hash of all entries, of the window's as
-far as it reaches, and of the state. So a block that is missing, swapped, or of another
-conversation changes the text, whichever group of layers it belongs to. Of rows that were moved it
-also depends on how far.
+A token's entry is a hash of the token and of all that is seen before it; its entry in a window and
+the state are hashes of that entry. The next token is a hash of all entries, of those in the window,
+and of the state. So a block that is missing, swapped, or of another conversation changes the text,
+whichever group of layers it belongs to. The hash also covers how far rows were moved.
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from fabric.ids import Fingerprint
-from fabric.kvcache.arrangement import UNEDITED_GRID, Arrangement, cut_shifts, why_unshiftable
+from fabric.kvcache.arrangement import UNEDITED_GRID, Arrangement, cut_shifts, unshiftable_reason
 from fabric.kvcache.cache_spec import (
     CacheGroup,
     LayerKind,
@@ -67,14 +66,14 @@ _MARKER_END, _MARKER_CHARS_MAX = ord(">"), 8
 
 
 class SimCache:
-    """What ResidentCache offers, for up to three layers of a few bytes each."""
+    """The interface of ResidentCache, for up to three layers of a few bytes each."""
 
     def __init__(self, capacity_tokens, kind=FULL):
         self.kind = kind
         self.spec = kind.spec
         self.owner = None  # the agent that computes with it
-        self.came_of = frozenset()  # whose rows it has behind an edit
-        self._words, self._read_tokens = frozenset(), 0  # the markers in so many tokens
+        self.borrowed_origins = frozenset()  # agents whose rows it has after an edit
+        self._words, self._read_tokens = frozenset(), 0  # the markers in that many tokens
         self.tokens_count = 0
         self.ahead = self.shifts = ()
         self.keeps_slid = False
@@ -92,7 +91,7 @@ class SimCache:
 
     @property
     def recurrent(self):
-        return (self,) if self._has_state else ()  # no cycle: who is let go of is gone
+        return (self,) if self._has_state else ()  # no cycle, so that a dropped cache is freed
 
     @property
     def size_bytes(self):
@@ -102,7 +101,7 @@ class SimCache:
 
     @property
     def resident_bytes(self):
-        """Bytes beside those that only wait to be saved."""
+        """Size without the parts that only wait to be saved."""
         return len(self._entries) + self.windows.size_bytes + len(self.state)
 
     def reserve(self, tokens_count):
@@ -150,9 +149,9 @@ class SimCache:
             self.tokens_count, self.ahead = self.ahead[0][1], self.ahead[1:]
 
     def _trace(self, entry, token):
-        """Note by what an entry was computed that is about to be held."""
+        """Record the inputs of an entry that is about to be appended."""
         count = self.tokens_count
-        if self._read_tokens != count:  # rows were put in place, or taken back
+        if self._read_tokens != count:  # rows were restored, moved or rewound
             entries = (self._entry(at) for at in range(count))
             self._words = frozenset().union(*(Rows.words.get(each, ()) for each in entries))
         if token == _MARKER_END:
@@ -160,7 +159,7 @@ class SimCache:
             word = Rows.word_at([*before, entry])
             self._words |= {word} if word is not None else set()
         self._read_tokens = count + 1
-        Rows.trace(entry, self._words, self.came_of, self.owner)
+        Rows.trace(entry, self._words, self.borrowed_origins, self.owner)
 
     def _entry(self, at):
         return self._entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES].tobytes()
@@ -175,7 +174,7 @@ class SimCache:
         return self.held.tobytes() + moves_text + window + self.state.tobytes()
 
     def next_token(self, sampling, seed, index):
-        """Draw the next token: greedily by the cache alone, else by seed and number, too."""
+        """Return the next token: from the cache alone if greedy, else also from seed and index."""
         salt = (seed + index) & (2**64 - 1) if sampling.temperature else 0
         sampled = xxh3_64_intdigest(self._seen(), salt)
         if sampled % _END_ODDS == 0 and not sampling.ignore_eos:
@@ -210,13 +209,13 @@ class SimCache:
         if self.windows.tokens:
             keep = self.windows.needed_from(end)
             self._copy_out(min(keep, self.tokens_count))
-            self.windows.go_on_ahead(keep, self.tokens_count)
+            self.windows.append_held_rows(keep, self.tokens_count)
 
     def place_windows(self, tokens_count):
         self.windows.beside, self.windows.base = [], self.windows.needed_from(tokens_count)
         return self.window_base
 
-    # --- going back --------------------------------------------------------------------------
+    # --- rewinding ---------------------------------------------------------------------------
 
     def can_rewind(self, tokens_count):
         if tokens_count == self.tokens_count:
@@ -249,7 +248,7 @@ class SimCache:
         self.hold(tokens_count, (), ())
 
     def hold(self, tokens_count, ahead, shifts, grid=UNEDITED_GRID):
-        assert not ((ahead or shifts) and why_unshiftable(self.spec)), "rows stay in place"
+        assert not ((ahead or shifts) and unshiftable_reason(self.spec)), "rows stay in place"
         self._arrange(Arrangement.of([(0, tokens_count), *ahead], shifts))
         self.windows.grid, self.windows.copied_out = grid, grid.block_start(tokens_count)
         self._keep_state()
@@ -259,8 +258,8 @@ class SimCache:
         return self.windows.can_move(after, moves, grid, self.tokens_count)
 
     def rearrange(self, moves, grid=UNEDITED_GRID):
-        """Move entries as bytes: what was computed elsewhere counts as it is."""
-        assert not why_unshiftable(self.spec), "rows stay in place"
+        """Move entries as bytes, without computing them anew."""
+        assert not unshiftable_reason(self.spec), "rows stay in place"
         after = Arrangement(self.tokens_count, self.ahead, self.shifts).after(moves)
         rows = self._entries.reshape(-1, ENTRY_BYTES)
         taken = [(move, rows[move.start : move.end].copy()) for move in moves]
@@ -276,7 +275,7 @@ class SimCache:
     def _arrange(self, to):
         assert to.end * ENTRY_BYTES <= len(self._entries), "more than capacity"
         self.tokens_count, self.ahead, self.shifts = to.tokens_count, to.ahead, to.shifts
-        self._read_tokens, self.came_of = -1, frozenset()
+        self._read_tokens, self.borrowed_origins = -1, frozenset()
 
     # --- bytes in and out --------------------------------------------------------------------
 
@@ -341,14 +340,14 @@ class SimCache:
         return made
 
     def parts(self):
-        """Return what is held, for comparing: entries, window from its base on, state."""
+        """Return the contents for comparison: entries, window from its base on, state."""
         window = self.windows.rows[: self.tokens_count - self.window_base]
         return self.held.tobytes(), self.window_base, window.tobytes(), self.state.tobytes()
 
 
 @dataclass(frozen=True)
 class SimMark:
-    """What a cache was before a step."""
+    """The token count and state of a cache before a step."""
 
     tokens_count: int
     state: np.ndarray

@@ -14,7 +14,7 @@ LOSS_NOTICED_S = 5.0
 
 @dataclass
 class Weather:
-    """How bad the network is."""
+    """Delays, losses and duplicates of the network."""
 
     base_s: float = 0.001
     jitter_s: float = 0.002
@@ -31,8 +31,8 @@ class Network:
     loop: object
     random: object
     weather: Weather = field(default_factory=Weather)
-    cuts: dict = field(default_factory=dict)  # (from, to): how many faults hold it cut
-    context: object = field(default_factory=copy_context)  # of no process: what flies, flies
+    cuts: dict = field(default_factory=dict)  # (from, to): number of faults that cut it
+    context: object = field(default_factory=copy_context)  # of no process
 
     def cut(self, source, target, change=1):
         """Count one more, or with -1 one fewer, reason for a direction to be cut."""
@@ -41,13 +41,13 @@ class Network:
     def is_cut(self, source, target):
         return self.cuts.get((source, target), 0) > 0
 
-    def later(self, delay_s, work, *arguments):
-        """Let the network itself do something, even if hosts are dead by then."""
+    def schedule(self, delay_s, work, *arguments):
+        """Schedule work of the network itself, which runs even if hosts are dead by then."""
         self.loop.call_later(delay_s, work, *arguments, context=self.context)
 
     @property
     def is_bad(self):
-        """Say whether messages may come late, twice or not at all."""
+        """Whether messages may come late, twice or not at all."""
         weather = self.weather
         return bool(weather.late_odds or weather.loss_odds or weather.double_odds)
 
@@ -59,19 +59,19 @@ class Network:
         return delay_s
 
     def post(self, source, target, deliver, lose):
-        """Deliver at least once, or lose the message and say so when that is noticed.
+        """Deliver a message at least once, or lose it and call `lose` when that is noticed.
 
-        A message that meets a cut continues after it, however late: connections outlive short cuts.
+        A message that meets a cut arrives after it, however late: connections outlive short cuts.
         """
         if self.random.random() < self.weather.loss_odds:
-            self.later(LOSS_NOTICED_S * self.random.random(), lose)
+            self.schedule(LOSS_NOTICED_S * self.random.random(), lose)
             return
         for _ in range(1 + (self.random.random() < self.weather.double_odds)):
-            self.later(self.delay_s(), self._arrive, source, target, deliver)
+            self.schedule(self.delay_s(), self._arrive, source, target, deliver)
 
     def _arrive(self, source, target, deliver):
         if self.is_cut(source, target):
-            self.later(RETRANSMIT_S, self._arrive, source, target, deliver)
+            self.schedule(RETRANSMIT_S, self._arrive, source, target, deliver)
         else:
             deliver()
 
@@ -92,18 +92,18 @@ class Pipe:
         loop = self._network.loop
         self._due_s = max(self._due_s, loop.time() + self._network.delay_s())
         self._underway.append(chunk)
-        self._network.later(self._due_s - loop.time(), self._arrive)
+        self._network.schedule(self._due_s - loop.time(), self._arrive)
 
     def break_off(self):
-        """Break as soon as the other end can hear of it; what is under way is lost."""
+        """Break once the other end can notice; chunks under way are lost."""
         self._underway.clear()
-        self._later(self._break)
+        self._schedule(self._break)
 
-    def _later(self, work):
+    def _schedule(self, work):
         if self._network.is_cut(*self._ends):
-            self._network.later(RETRANSMIT_S, self._later, work)
+            self._network.schedule(RETRANSMIT_S, self._schedule, work)
         else:
-            self._network.later(self._network.delay_s(), work)
+            self._network.schedule(self._network.delay_s(), work)
 
     def _break(self):
         self.is_broken = True
@@ -111,7 +111,7 @@ class Pipe:
 
     def _arrive(self):
         if self._network.is_cut(*self._ends):
-            self._network.later(RETRANSMIT_S, self._arrive)
+            self._network.schedule(RETRANSMIT_S, self._arrive)
         elif self._underway and not self.is_broken:
             self.arrived.append(self._underway.pop(0))
             self._news.set()

@@ -38,8 +38,8 @@ from tests.sim.transfers import SimTransfers, ask_from, fetch_from
 
 CLUSTER_KEY = bytes(range(32))
 TOMBSTONES = "erased/"  # their folder on a drive, beside the model's own files
-STATES = "state/"  # and what a node says of itself
-PRESSURE_WEIGHTS = (0.97, 0.02, 0.01)  # at each look, of a machine short of memory
+STATES = "state/"  # and a node's own state
+PRESSURE_WEIGHTS = (0.97, 0.02, 0.01)  # of each reading, on a machine short of memory
 EXIT_S = 0.001  # from the decision to end a process to its end
 _NOT_READY = encode_reply(
     error_reply(RetryLaterError("the node is starting or stopping", code="loading"))
@@ -54,7 +54,7 @@ class NodeHost:
         self.drive = SimDrive(world.stream(f"{name}/disk"))
         self.incarnation = 0
         self.process: Process | None = None
-        self.node: Node | None = None  # of the process that lives
+        self.node: Node | None = None  # of the live process
         self._calls: ControlCalls | None = None
         self._app = None
         self.is_listed = True  # by Ray
@@ -81,13 +81,13 @@ class NodeHost:
         self._world.loop.spawn(self.process, self._start())
 
     def kill(self):
-        """End the process as SIGKILL and power loss do: nothing more of it happens."""
+        """Kill the process as SIGKILL and power loss do: none of its code runs any more."""
         process = self.process
         if process.is_dead:
             return
         process.is_dead = True
         self.drive.crash_in = None
-        self._world.graveyard.append((process, self.node))
+        self._world.dead_processes.append((process, self.node))
         self.node = self._calls = self._app = None
         self._world.note(f"{self.name} dies")
         self._world.watch.on_trouble(self.name)
@@ -100,7 +100,7 @@ class NodeHost:
         self._world.chaos.boot_later(self)
 
     def _dying(self, process):
-        """Return what ends this process, and no later one, once its tasks have begun."""
+        """Return a function that kills this process, and no later one, after a moment."""
         return lambda: self._world.loop.call_later(
             EXIT_S, lambda: None if process is not self.process else self.kill()
         )
@@ -113,7 +113,7 @@ class NodeHost:
         self._world.loop.thaw(self.process)
 
     async def _start(self):
-        """Start; a process that fails to start exits and is started again."""
+        """Start the node; a process that fails to start exits and is started again."""
         process = self.process
         try:
             await self._begin()
@@ -142,10 +142,10 @@ class NodeHost:
         self.node.background.retries.start()
         self.node.background.upkeep.start()
         self.node.background.scrubber.start()
-        if self._world.is_short:
+        if self._world.is_low_on_memory:
             self.node.background.pressure.start()
         self._calls = ControlCalls(self.node)
-        self._world.watch.on_trouble(self.name)  # until now its lease was lost
+        self._world.watch.on_trouble(self.name)  # until now it had no lease
         self._world.note(f"{self.name} serves as incarnation {self.incarnation}")
 
     def _build(self):
@@ -214,8 +214,8 @@ class NodeHost:
         return node
 
     def _gauge(self):
-        """Return a gauge of a machine that is short of memory now and then, in some lives."""
-        if not self._world.is_short:
+        """Return a memory gauge, which in some lives reports shortages now and then."""
+        if not self._world.is_low_on_memory:
             return MemoryGauge()
         random = self._world.stream(f"memory of {self.process.name}")
         return MemoryGauge(lambda: random.choices([*Pressure], PRESSURE_WEIGHTS)[0])
@@ -236,12 +236,12 @@ class NodeHost:
         calls = self._calls
         return _NOT_READY if calls is None else await calls.answer(raw, CallRoute.HTTP)
 
-    # --- what reaches it ---------------------------------------------------------------------
+    # --- incoming calls ----------------------------------------------------------------------
 
     def receive(self, raw, reply, fail, peer=None):
-        """Take a control call off the network; its caller hears `reply`, or `fail` if we die.
+        """Accept a control call; its caller gets `reply`, or `fail` if the process dies.
 
-        `peer` is the node that calls, if it is not the router.
+        `peer` is the calling node; None: the router.
         """
         if self.process.is_dead:
             fail()
@@ -274,7 +274,7 @@ class NodeHost:
         except Exception as error:  # noqa: BLE001 - the server would log it
             self._world.fail(f"{self.name}: a request failed: {error!r}")
 
-    async def stop_well(self):
+    async def stop_cleanly(self):
         """Stop as an operator does: everything is saved first."""
         calls = self._calls
         if calls is not None:

@@ -1,4 +1,4 @@
-"""Operations of operators and clients beside turns, drawn from the seed."""
+"""Random requests of operators and clients, other than turns."""
 
 import asyncio
 from contextlib import suppress
@@ -36,12 +36,12 @@ class OperatorActions:
         actions = [random.choice(kinds) for _ in range(random.randrange(1, 10))]
         if self._world.is_crowded:
             actions += [self._prefetch_all] * 4
-        if self._world.is_frail:
+        if self._world.has_failing_writes:
             actions += [self._migrate_badly] * 8
         return actions
 
     def ask(self, what, work):
-        """Have the router do something for an agent that damage may keep from it."""
+        """Send the router a request about an agent, which may fail on damage."""
         return self._in_router(what, work, meets_damage=True)
 
     def _some_host(self):
@@ -58,7 +58,7 @@ class OperatorActions:
     # --- actions -----------------------------------------------------------------------------
 
     async def move_some_agent(self):
-        """Move some agent somewhere."""
+        """Move a random agent to a random node."""
         await self._migrate()
 
     async def _migrate(self, host=None):
@@ -71,7 +71,7 @@ class OperatorActions:
             )
 
     async def _migrate_badly(self):
-        """Move an agent while one record, the source's or the target's, is not quite written."""
+        """Move an agent while a write of a record fails, at the source or the target."""
         host = self._some_host()
         is_target = self._random.random() < 0.7
         if host.drive.fault is None:
@@ -125,7 +125,7 @@ class OperatorActions:
             await self.pin(talk.key, is_pinned=pinned)
 
     async def pin(self, key, *, is_pinned=True):
-        """Have an agent pinned or not, for which its record is made whole."""
+        """Pin or unpin an agent, which also repairs its record."""
 
         async def pin(services):
             owner = services.fleet.directory.owner(key)
@@ -135,7 +135,7 @@ class OperatorActions:
         await self._in_router(f"pin {'/'.join(key)} {is_pinned}", pin)
 
     async def _prefetch_all(self):
-        """Have all named agents prefetched at once."""
+        """Prefetch all named agents at once."""
         await asyncio.gather(*(self._prefetch(talk) for talk in self._named_talks()))
 
     async def _prefetch(self, talk=None):
@@ -151,7 +151,7 @@ class OperatorActions:
         await self.scrub(self._some_host())
 
     async def scrub(self, host):
-        """Have a node read all that it stores."""
+        """Have a node verify all its blocks."""
         node, process = host.node, host.process
         if node is not None and not process.is_frozen:
             self._world.note(f"{host.name}: scrub")
@@ -169,13 +169,13 @@ class OperatorActions:
             await asyncio.sleep(0.5)
 
     async def begin_drain(self, host):
-        """Have all agents leave a node."""
+        """Start the drain of a node."""
         return await self._in_router(
             f"drain {host.name}", lambda services: services.drains.start(host.name)
         )
 
     async def _watch_drain(self, host, since_s):
-        """Judge a drain: without other faults all agents leave."""
+        """Check a drain: without other faults all agents leave."""
         world, drain = self._world, None
         for _ in range(int(2 * self._random.choice([0.5, 3.0, DRAINED_S]))):
             await asyncio.sleep(0.5)
@@ -193,14 +193,14 @@ class OperatorActions:
                 world.fail(f"{host.name} does not release {key}: {why.code}: {why.message}")
 
     async def undrain(self, host):
-        """Let a node take agents again; say whether that is certain."""
+        """End the drain of a node; return whether that is certain."""
         outcome = await self._in_router(
             f"undrain {host.name}", lambda services: services.drains.stop(host.name)
         )
         return outcome.is_over and outcome.error is None
 
     async def _hibernate(self):
-        """Write an agent into a file, and now and then make another agent of one."""
+        """Hibernate an agent into a file, and resume it under another name."""
         talk = self._some_talk()
         if talk is None:
             return
@@ -211,7 +211,7 @@ class OperatorActions:
             talk.end_copy()
 
     async def copy_by_file(self, key, name):
-        """Copy an agent by a file; return the outcome, None before the resume began."""
+        """Copy an agent through a file; return the outcome, None if the resume did not begin."""
         host = self._world.router
 
         async def hibernate(_):

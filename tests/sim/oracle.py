@@ -35,7 +35,7 @@ def _cache_of(ids, kind):
 
 
 def is_cache_of(cache, ids) -> bool:
-    """Say whether a cache holds what these tokens make, all of it."""
+    """Return whether a cache holds what these tokens compute, all of it."""
     held, base, window, state = cache.parts()
     expected = _cache_of(tuple(ids), cache.kind).parts()
     start = base * WINDOW_ENTRY_BYTES
@@ -43,18 +43,17 @@ def is_cache_of(cache, ids) -> bool:
 
 
 def are_alike(one, other) -> bool:
-    """Say whether two caches hold the same; either may have more rows of windows in front."""
+    """Return whether two caches hold the same; either may have more window rows in front."""
     held, base, window, *rest = one.parts()
     others_held, others_base, others_window, *others_rest = other.parts()
     common = max(base, others_base)
     rows = window[(common - base) * WINDOW_ENTRY_BYTES :]
     others_rows = others_window[(common - others_base) * WINDOW_ENTRY_BYTES :]
-    mine = one.shifts, held, rows, rest
-    return mine == (other.shifts, others_held, others_rows, others_rest)
+    return (one.shifts, held, rows, rest) == (other.shifts, others_held, others_rows, others_rest)
 
 
 def exact_tokens(cache, ids) -> int:
-    """Count the leading tokens of a cache that are what these tokens make."""
+    """Count the leading tokens of a cache that match what these tokens compute."""
     held = cache.held
     expected = _cache_of(tuple(ids), cache.kind).held[: len(held)]
     if held.tobytes() == expected.tobytes():
@@ -63,7 +62,7 @@ def exact_tokens(cache, ids) -> int:
 
 
 def entries_of(ids, kind):
-    """List the entries that these tokens make."""
+    """List the entries that these tokens compute."""
     held = _cache_of(tuple(ids), kind).held.tobytes()
     return [held[at : at + ENTRY_BYTES] for at in range(0, len(held), ENTRY_BYTES)]
 

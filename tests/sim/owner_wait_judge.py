@@ -1,6 +1,6 @@
 """Judge of restarts: a turn may be served elsewhere only after waiting as long as a prefill takes.
 
-A turn asks a router that has not heard the agent's owner. If another node serves it, and the owner
+The agent's owner has not yet reported to the router. If another node serves the turn, and the owner
 reports the agent before the prompt could have been computed, the turn should have waited.
 """
 
@@ -17,27 +17,27 @@ SLACK_S = 0.5  # of the router's own polls and messages
 
 @dataclass(frozen=True)
 class WaitingTurn:
-    """A turn of an agent whose owner the router had not heard."""
+    """A turn of an agent whose owner had not reported to the router."""
 
     key: tuple
     owner: str  # the node that acknowledged it last
     epoch: int
     router: int  # the router's incarnation
-    due_s: float  # when computing the prompt would have been done
+    due_s: float  # when a prefill of the prompt would have ended
 
 
 class OwnerWaitJudge:
-    """Compares when owners report with when their agents were served elsewhere."""
+    """Comparison of owners' reports with turns that other nodes served."""
 
     def __init__(self, world):
         self._world = world
         self._reported = {}  # (router's incarnation, node): the agents of its first list
         self._elsewhere = []
-        self.waited_count = 0  # served by their owner, which was not there when they asked
+        self.waited_count = 0  # turns served by an owner that reported after they were sent
         self.elsewhere_count = 0
 
-    def ask(self, key, owner, epoch, messages):
-        """Note a turn before it is sent; None where its router knows enough to serve it at once."""
+    def watch_turn(self, key, owner, epoch, messages):
+        """Return a turn to be sent, or None if its router knows enough to serve it at once."""
         router = self._world.router
         if router.services is None:
             return None
@@ -52,7 +52,7 @@ class OwnerWaitJudge:
         return WaitingTurn(key, owner, epoch, router.incarnation, due_s)
 
     def check_admitted(self, waiting_turn, admitted):
-        """Note where a turn was served."""
+        """Record where a turn was served."""
         if waiting_turn is None or waiting_turn.router != self._world.router.incarnation:
             return
         if admitted.node == waiting_turn.owner:
@@ -60,7 +60,7 @@ class OwnerWaitJudge:
             return
         lists = [keys for (life, _), keys in self._reported.items() if life == waiting_turn.router]
         if any(waiting_turn.key in keys for keys in lists):
-            return  # another node claims the agent, too, or has a copy, which is quicker
+            return  # another node claims the agent, too, or has a copy: faster than waiting
         self.elsewhere_count += 1
         self._elsewhere.append(waiting_turn)
 

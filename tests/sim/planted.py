@@ -94,7 +94,7 @@ def late_copies_stay():
 
 
 def owners_are_abandoned_early():
-    """A node that is silent for half a second is taken for lost."""
+    """A node that is silent for half a second counts as lost."""
     health = Membership.health
 
     def impatient(self, name):
@@ -113,12 +113,12 @@ def a_takeover_keeps_the_epoch():
 
 
 def stale_owners_are_not_released():
-    """Of two claims the lower one stays."""
+    """Of two claims the lower one is not released."""
 
-    async def leave(self, key):
+    async def skip(self, key):
         return None
 
-    return _patched(Recovery, "_release_others", leave)
+    return _patched(Recovery, "_release_others", skip)
 
 
 def owners_lose_their_agents_to_the_cheapest():
@@ -127,7 +127,7 @@ def owners_lose_their_agents_to_the_cheapest():
 
 
 def lower_epoch_wins():
-    """The directory believes the lowest claim."""
+    """The directory chooses the lowest claim."""
 
     def owner(self, key):
         claims = [h for h in self.holdings(key) if h.state is not OwnerState.REPLICA]
@@ -154,7 +154,7 @@ def replica_is_served_as_owner():
 
 
 def reuse_more_than_is_common():
-    """A prompt is taken to begin like the stored tokens for longer than it does."""
+    """The common prefix of a prompt and the stored tokens is taken as longer than it is."""
     common = prefix.common_prefix
 
     def more(a, b):
@@ -183,7 +183,7 @@ def _all(*patches):
         yield
 
 
-# --- what is kept ------------------------------------------------------------------------------
+# --- durability --------------------------------------------------------------------------------
 
 
 def a_restart_loses_everything():
@@ -197,7 +197,7 @@ def records_are_never_written():
 
 
 def nothing_is_reused():
-    """Every prompt is computed whole."""
+    """Every prompt is computed in full."""
     prepare = Prefixes.prepare
 
     async def prepared(self, agent, plan, answer):
@@ -255,7 +255,7 @@ def blocks_of_refused_saves_stay_pinned():
     return _patched(RecordWriter, "abandon", lambda self: self._let_go())
 
 
-# --- what is erased ----------------------------------------------------------------------------
+# --- erasure -----------------------------------------------------------------------------------
 
 
 def tombstones_are_never_written():
@@ -268,7 +268,7 @@ def erasures_leave_the_blocks():
     return _patched(BlockStore, "sweep", lambda self: None)
 
 
-# --- who owns ----------------------------------------------------------------------------------
+# --- ownership ---------------------------------------------------------------------------------
 
 
 def the_router_fences_no_turn():
@@ -276,7 +276,7 @@ def the_router_fences_no_turn():
     return _patched(OpenTurn, "_check_current", lambda self: None)
 
 
-def nodes_fence_nobody():
+def nodes_fence_no_turn():
     """A released node acknowledges the turn that it is about to end."""
     fence = property(lambda self: 0, lambda self, value: None)
     return _patched(OutgoingMove, "fence", fence)
@@ -284,7 +284,7 @@ def nodes_fence_nobody():
 
 def released_owners_keep_serving():
     """A released node completes its running turn."""
-    return _all(_patched(Turn, "cancel", lambda self: None), nodes_fence_nobody())
+    return _all(_patched(Turn, "cancel", lambda self: None), nodes_fence_no_turn())
 
 
 def epochs_are_issued_twice():

@@ -8,13 +8,13 @@ from node.engine.engine_thread import EngineThread
 
 
 def results_are_saved_unchecked():
-    """A cache is read without waiting for the errors of what computed it."""
+    """A cache is read without waiting for errors of the operations that computed it."""
     return mock.patch.object(EngineThread, "_check_result", lambda _, work, failures_count: work())
 
 
 @contextmanager
 def an_error_of_the_device_ends_one_sequence():
-    """The others go on, as with an error of a sequence."""
+    """Other sequences continue after a device error, as after an error of one sequence."""
     with ExitStack() as stack:
         for module in (decode_step, scheduler):
             stack.enter_context(mock.patch.object(module, "DeviceError", StopIteration))

@@ -36,10 +36,10 @@ def moves_leave_directives_behind():
 
 def forks_forget_directives():
     """A fork begins with the memory alone."""
-    anew = copy_targets.owned_anew
+    anew = copy_targets.with_new_owner
     return patch.object(
         copy_targets,
-        "owned_anew",
+        "with_new_owner",
         lambda record, *more: replace(anew(record, *more), directives=None),
     )
 
@@ -67,7 +67,7 @@ def waiting_turns_keep_old_directives():
 
 
 def the_older_directive_wins():
-    """Of two directives for one message the one that was there first holds."""
+    """Of two directives for one message the older one applies."""
     concerning = conversations._concerning
 
     def reverse(message, found):
@@ -79,8 +79,8 @@ def the_older_directive_wins():
 def no_agent_forgets():
     """Rows after a message are kept, even if its directive forgets them."""
 
-    def kept(wished, matched):
-        return EditMode.AMORTIZE if matched else wished
+    def kept(requested, matched):
+        return EditMode.AMORTIZE if matched else requested
 
     return patch.object(directed_request, "_edit_mode", kept)
 

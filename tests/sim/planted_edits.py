@@ -28,19 +28,23 @@ def edited_blocks_are_named_without_lineage():
     of = RecordWriters.of
 
     def unedited(self, agent, cache, layout, cached):
-        exact = layout.cut(layout.exact_tokens).as_it_is() if layout.head_tokens else layout
+        exact = (
+            layout.cut(layout.exact_tokens).without_needless_head()
+            if layout.head_tokens
+            else layout
+        )
         return of(self, agent, cache, exact, cached)
 
     return patch.object(RecordWriters, "of", unedited)
 
 
 def rows_of_cut_blocks_are_read_one_off():
-    """Of a block that an edited cache has a part of, other rows are read."""
+    """The wrong rows are read of a block that an edited cache uses in part."""
     return _misread(CacheGroup.FULL)
 
 
 def windows_are_read_one_off():
-    """Of a block that an edited cache has a part of, other rows are read for the window."""
+    """The wrong window rows are read of a block that an edited cache uses in part."""
     return _misread(CacheGroup.WINDOW)
 
 
@@ -56,13 +60,13 @@ def _misread(group):
 
 def windows_slide_past_what_lies_ahead():
     """When a hole is filled, the window continues with the rows in front of it."""
-    go_on = SimWindow.go_on_ahead
+    append = SimWindow.append_held_rows
 
     def missed(self, keep_from, tokens_count):
         self.beside[0][2] = np.zeros_like(self.beside[0][2])
-        go_on(self, keep_from, tokens_count)
+        append(self, keep_from, tokens_count)
 
-    return patch.object(SimWindow, "go_on_ahead", missed)
+    return patch.object(SimWindow, "append_held_rows", missed)
 
 
 def moved_rows_count_as_computed_in_place():

@@ -43,16 +43,16 @@ def borrowers_name_themselves_as_lenders():
 def borrowers_omit_the_lenders_of_lenders():
     """Record only the last lender of rows that were borrowed twice."""
 
-    def nearest(self, own, records):
-        found = [each for r in records for each in (self.erased.lender(r), self.erased.series(r))]
-        return merge_lenders(each for each in found if each != self.erased.series(own))
+    def nearest_only(self, own, records):
+        nearest = [each for r in records for each in (self.erased.lender(r), self.erased.series(r))]
+        return merge_lenders(each for each in nearest if each != self.erased.series(own))
 
-    return patch.object(BorrowedSpans, "_lenders", nearest)
+    return patch.object(BorrowedSpans, "_lenders", nearest_only)
 
 
 def _copies_omit_lenders(module):
-    anew = module.owned_anew
-    return patch.object(module, "owned_anew", lambda r, *more: _without_lenders(anew(r, *more)))
+    anew = module.with_new_owner
+    return patch.object(module, "with_new_owner", lambda r, *more: _without_lenders(anew(r, *more)))
 
 
 def forks_omit_lenders():
@@ -61,7 +61,7 @@ def forks_omit_lenders():
 
 
 def forks_omit_their_source():
-    """Record in a fork who lent to its source, and not the source, whose edited rows it has."""
+    """Record in a fork its source's lenders, but not the source, whose edited rows it has."""
     return patch.object(copy_targets, "derived_from", lambda record, _: record)
 
 
@@ -71,7 +71,7 @@ def files_omit_lenders():
 
 
 def files_omit_their_source():
-    """Record in a copy by a file who lent to its source, and not the source."""
+    """Record in a copy by a file its source's lenders, but not the source."""
     return patch.object(hibernation_import, "derived_from", lambda record, _: record)
 
 
@@ -96,7 +96,7 @@ def replicas_omit_lenders():
 
 
 def _loans_outlive_changes(of):
-    """Take nothing back where that part of a lender's record changes."""
+    """Revoke no loans where that part of a lender's record changes."""
     publish = DirectiveStore._publish
 
     async def published(self, agent, record, *, revokes):
@@ -122,15 +122,15 @@ def erasures_leave_the_quarantine():
 
 
 def _files_stay(group):
-    take = BlockIndex.take_unneeded
+    take = BlockIndex.take_unreferenced
 
     def taken(self, blocks_max):
-        found = take(self, blocks_max)
-        left = [ref for ref in found if ref.group is group]
-        self.settle(left)
-        return {ref: size for ref, size in found.items() if ref not in left}
+        blocks = take(self, blocks_max)
+        ignored = [ref for ref in blocks if ref.group is group]
+        self.settle(ignored)
+        return {ref: size for ref, size in blocks.items() if ref not in ignored}
 
-    return patch.object(BlockIndex, "take_unneeded", taken)
+    return patch.object(BlockIndex, "take_unreferenced", taken)
 
 
 def windows_stay_on_disk():

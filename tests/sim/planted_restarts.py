@@ -17,12 +17,12 @@ def turns_do_not_wait_for_their_owner():
 
 
 def missing_nodes_are_not_expected():
-    """A new router takes the nodes that Ray lists by then for all there are."""
+    """A new router assumes that the nodes Ray lists at its start are all nodes."""
     return mock.patch.object(ExpectedNodes, "missing", return_value=MissingNodes())
 
 
 def the_stored_roster_is_not_read():
-    """A new router expects the number of nodes that its configuration has, if any."""
+    """A new router expects only the number of nodes in its configuration, if any."""
     return mock.patch.object(RosterKeeper, "_expect", return_value=None)
 
 

@@ -8,7 +8,7 @@ from router.fleet.terms import RouterTerms
 
 
 def nodes_grant_terms_during_a_lease():
-    """Nodes grant every requested term, even one that another router has."""
+    """Nodes grant every requested term, even during another router's lease."""
 
     def after(self, call, now_s):
         if call.term < self.granted.term:

@@ -10,21 +10,21 @@ from tests.sim.rows import ENTRY_BYTES, Rows
 
 
 class Privacy:
-    """Looks at every cache that is read back for a turn."""
+    """Checks of every cache that is restored for a turn."""
 
     def __init__(self, world, verbs):
         self._world = world
         self._verbs = verbs
-        self._lenders = {}  # by agent: what may be lent to its turn, and whose memory may not
+        self._lenders = {}  # by agent: what may be lent to its turn, and private agents
         self.judged_count = 0
 
     @contextlib.contextmanager
     def taps(self):
-        """Look at who may lend when a turn is prepared, and at what it got."""
+        """Record the possible lenders of each turn, and check the cache it gets."""
         prepare, restore = Prefixes.prepare, Prefixes.restore
 
         def prepared(prefixes, agent, plan, request):
-            self._lenders[agent.key] = self._now(prefixes, agent)
+            self._lenders[agent.key] = self._list_lenders(prefixes, agent)
             return prepare(prefixes, agent, plan, request)
 
         async def restored(prefixes, agent, made, cache, cancel):
@@ -39,8 +39,8 @@ class Privacy:
         ):
             yield
 
-    def _now(self, prefixes, agent):
-        """List the tokens of those who lend, who has said that they do not, and what is leased."""
+    def _list_lenders(self, prefixes, agent):
+        """Return the tokens that may be lent, the private agents, and the leased blocks."""
         lent, private = [], set()
         for other in prefixes.table:
             if other.key[0] != agent.key[0] or other.saved is None:
@@ -57,7 +57,7 @@ class Privacy:
         return lent, private, prefixes.leases.refs
 
     def _add_leased(self, prefixes, agent, ids):
-        """Count what was leased from elsewhere as lent: a lease is of nobody's private memory."""
+        """Count blocks leased from other nodes as lent: leases exclude private memory."""
         lent, _, leased = self._lenders.setdefault(agent.key, ([], set(), frozenset()))
         end = 0
         for block in prefixes.store.shared_prefix(agent.key[0], ids).blocks:
@@ -74,11 +74,10 @@ class Privacy:
         for at in range(cache.tokens_count):
             row = Rows.known.get(held[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES])
             if row is None or row[1] != at or agent.key in row[2:]:
-                return  # it is moved, or its own: so is what lies behind
+                return  # this row and all later ones were moved, or are its own
             self.judged_count += 1
             if {*row[2:]} <= private and not any(each[: at + 1] == ids[: at + 1] for each in lent):
                 self._world.fail(
-                    f"{agent.key} begins with {at + 1} tokens that only {row[2:]} has, who is"
-                    " for itself alone"
+                    f"{agent.key} begins with {at + 1} tokens that only the private {row[2:]} has"
                 )
                 return

@@ -1,6 +1,6 @@
 """Agents that send a private agent's text, to see whether they receive its cache.
 
-They shall compute all that only it has, also where it is just on its way to.
+They must compute every row that only it has, also on a node that it is just moving to.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from fabric.ids import AgentId
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 
 PROBE_ODDS, CROWD_ODDS, DRAIN_ODDS = 0.8, 0.5, 0.8
-LOOK_S, LOOKS_MAX = 0.002, 500  # for blocks of it that have come to where it goes
+LOOK_S, LOOKS_MAX = 0.002, 500  # polls for blocks at the target of its move
 
 
 class PrivacyProbes:
@@ -22,7 +22,7 @@ class PrivacyProbes:
         self._is_draining = False  # one at a time: some node must take the probes
 
     async def act(self, talk):
-        """Now and then say the same as a private agent, perhaps while its node is emptied."""
+        """Now and then send the text of a private agent, perhaps while its node drains."""
         random = self._random
         if not self._verbs.is_private(talk.key) or talk.attempts or talk.acked is None:
             return
@@ -48,7 +48,7 @@ class PrivacyProbes:
         self._is_draining = False
 
     async def _crowd(self, talk):
-        """Say the same as many strangers at once as there are nodes: the router spreads them."""
+        """Send one probe per node at once, so that the router spreads them."""
         talk.begin_copy()
         try:
             await asyncio.gather(*(self._probe(talk) for _ in self._world.nodes))
@@ -70,5 +70,5 @@ class PrivacyProbes:
         probe = type(talk)(talk.tenant, identity, self._random, talk.number)
         probe.lives_count = talk.lives_count
         probe.messages = [*talk.messages, {"role": "user", "content": probe.say()}]
-        self._world.note(f"{talk.name}: {name} says the same")
-        await self._world.clients.insist(probe, Sampling(max_tokens=8))
+        self._world.note(f"{talk.name}: {name} sends the same")
+        await self._world.clients.take_turn(probe, Sampling(max_tokens=8))

@@ -9,7 +9,7 @@ from tests.sim.loop import PROCESS
 
 
 def stream(seed: int, name: str) -> random.Random:
-    """Return a generator of its own for each purpose, so that none disturbs another."""
+    """Return the generator of one purpose, independent of all others."""
     return random.Random(f"{seed}:{name}")
 
 

@@ -16,7 +16,7 @@ from tests.sim.model import FULL
 DOCUMENT_ODDS, DOCUMENTS_MAX = 0.5, 5  # of turns; documents of one life
 SECOND_ODDS = 0.5
 TEXT_WORDS = 18
-FIRST_NUMBER = 100  # of readers, by which their markers differ from those of clients
+FIRST_NUMBER = 100  # of readers, so that their markers differ from those of clients
 SYLLABLES = ("del", "ta", "em", "ber", "fjo", "rd", "gro", "ve", "her", "on", "is", "let")
 
 
@@ -46,7 +46,7 @@ class Readers:
     def prepare(self, talk):
         """Add a secret and a document to an agent's next turn, now and then."""
         random, world = self._random, self._world
-        is_apart = world.is_crowded or world.is_dark  # lives that are about other things
+        is_apart = world.is_crowded or world.has_power_cuts  # lives with another focus
         may_lend = world.kind is FULL and not is_apart and talk.is_alone
         if (
             not may_lend
@@ -82,14 +82,14 @@ class Readers:
             second = await self._read(talk.tenant, first.acked, first.messages[-2])
             loan.readers += [second] if second is not None else []
 
-    async def ask(self, loan):
-        """Ask the readers again, by what they remember."""
+    async def take_turns(self, loan):
+        """Take another turn of each reader, from its own memory."""
         for reader in loan.readers:
             reader.messages = [*reader.messages, {"role": "user", "content": self._words(3)}]
-            await self._world.clients.insist(reader, Sampling(max_tokens=8))
+            await self._world.clients.take_turn(reader, Sampling(max_tokens=8))
 
     async def _read(self, tenant, acked, message):
-        """Begin an agent where the lender was, and let it read one message."""
+        """Start an agent on the lender's node, and have it read one message."""
         self._count += 1
         name = AgentId(f"reader-{self._count}-{self._random.randrange(10**6)}")
         reader = type(self._world.clients.talks[0])(
@@ -99,14 +99,14 @@ class Readers:
             {"role": "system", "content": self._words(6)},
             {"role": "user", "content": self._words(2)},
         ]
-        if not await self._world.clients.insist(reader, Sampling(max_tokens=3)):
+        if not await self._world.clients.take_turn(reader, Sampling(max_tokens=3)):
             return None
         if reader.acked is not None and reader.acked.node != acked.node:
             await self._world.lending.move(reader.key, acked.node)
         note = {"role": "user", "content": self._words(TEXT_WORDS)}
         reader.messages = [*reader.messages, message, note]
-        self._world.edits.wish(reader, EditMode.ANYWHERE)
-        if not await self._world.clients.insist(reader, Sampling(max_tokens=8)):
+        self._world.edits.set_mode(reader, EditMode.ANYWHERE)
+        if not await self._world.clients.take_turn(reader, Sampling(max_tokens=8)):
             return None
         return reader
 

@@ -1,7 +1,7 @@
-"""Judge of cache reuse: a turn acknowledged as durable is found again.
+"""Judge of cache reuse: later turns find what was acknowledged as durable.
 
-Excused are only agents that were evicted, had blocks damaged, or whose node was in trouble
-since, so that the agent went on elsewhere.
+Excused are only agents that were evicted, had blocks damaged, or continued elsewhere because their
+node was in trouble.
 """
 
 from dataclasses import dataclass
@@ -19,41 +19,41 @@ ANSWER_TOKENS_MAX = 48  # that clients ask for
 
 @dataclass(frozen=True)
 class Ack:
-    """A turn whose last event said that it is durable."""
+    """A turn whose last event reported it as durable."""
 
     prompt: str
-    text: str  # and the answer, with the token that ended it, if one did
+    text: str  # prompt and answer, with its end token if it has one
     node: str
     epoch: int
-    at_s: float  # when its node said so
+    at_s: float  # when its node acknowledged it
     files: frozenset = frozenset()  # of its blocks
-    exact_tokens: int | None = None  # where its memory was edited: before that
+    exact_tokens: int | None = None  # before the first edited row
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A turn that was asked for; its node may have served it, whatever its client heard."""
+    """A turn that was sent; its node may have served it without the client getting a reply."""
 
     prompt: str
-    edits: EditMode  # that it wished
-    others: tuple = ()  # what else it may have been rewritten as
-    may_keep: bool = False  # what lies behind an edit, and so have memory that is exact in part
+    edits: EditMode  # requested
+    others: tuple = ()  # other prompts that directives may make of it
+    may_keep: bool = False  # rows after an edit, so that only part of the memory is exact
 
     @property
     def prompts(self):
-        """All that its agent may have been given."""
+        """All prompts that its agent may have received."""
         return self.prompt, *self.others
 
 
 class ReuseJudge:
-    """Compares what a turn finds with what was acknowledged before."""
+    """Comparison of what turns find with what was acknowledged before."""
 
     def __init__(self, world):
         self._world = world
         self.judged_count = 0
 
     def ack(self, key, prompt, answer, end, admitted):
-        """Note an acknowledgement: `end` has its node, epoch and time."""
+        """Return the acknowledgement of a turn; `end` has its node, epoch and time."""
         node, epoch, at_s = end
         record = self._world.disk_judge.records(node).get(key)
         files = frozenset(file_name(ref) for ref in record.refs) if record is not None else ()
@@ -61,20 +61,20 @@ class ReuseJudge:
         if admitted.amortized_tokens:
             exact = admitted.cached_tokens - admitted.amortized_tokens
             if record is not None and record.edited is not None:
-                # What was put in counts as computed in the answer, and as edited in the record.
+                # Inserted tokens count as computed in the answer, and as edited in the record.
                 inserted = sum(note.inserted_tokens for note in record.edited.notes)
                 exact = max(exact - inserted, min(exact, record.edited.exact_tokens))
-        elif record is not None and record.edited is not None:  # what was kept met damage
+        elif record is not None and record.edited is not None:  # a kept block was damaged
             exact = record.edited.exact_tokens
         return Ack(prompt, prompt + answer, node, epoch, at_s, frozenset(files), exact)
 
     def is_judged(self, talk):
-        """Say whether only this client determines the agent's memory."""
+        """Return whether only this client determines the agent's memory."""
         is_named = talk.identity.kind is IdentityKind.AGENT
         return is_named and talk.acked is not None and not (talk.may_be_erased or talk.is_shared)
 
     def check_admitted(self, talk, admitted):
-        """Judge a turn that begins; its own attempt is the last one noted."""
+        """Check what a turn begins with; its own attempt is the last one recorded."""
         if not self.is_judged(talk) or self._is_excused(talk, admitted.node):
             return
         need = self._needed_tokens(talk.acked, talk.attempts)
@@ -94,16 +94,16 @@ class ReuseJudge:
         stored, exact_tokens = acked.text, acked.exact_tokens
         need = min(min(_common(stored, prompt), len(prompt) - 1) for prompt in now.prompts)
         if self._world.kind is not FULL and (need < len(stored) or attempts):
-            # Elsewhere than at its end a context can be taken up where that was worth keeping.
+            # Before its end, a context resumes only where a state or windows were kept.
             return None
-        for attempt in attempts:  # each may have been answered, on no disk
+        for attempt in attempts:  # each may have been served, but not saved
             need = min(need, *(_common(a, b) for a in attempt.prompts for b in now.prompts))
         if now.edits is EditMode.FORGET and any(each.may_keep for each in attempts):
             return None  # it is unknown how far the memory is exact
         was_exact = any(each.edits is EditMode.FORGET for each in (*attempts, now))
         if exact_tokens is not None and (was_exact or need <= exact_tokens):
             if self._world.kind is not FULL and exact_tokens < need:
-                return None  # a move or a full disk leaves windows for the end alone
+                return None  # a move or a full disk keeps windows only for the end
             need = min(need, exact_tokens)  # for a turn that does not use the edited cache
         return need or None
 
@@ -118,13 +118,13 @@ class ReuseJudge:
         return self.may_have_less(talk.key, node, acked.node, acked.at_s)
 
     def may_have_less(self, key, node, acked_node, at_s):
-        """Say whether a node may have an agent from before what another acknowledged then."""
+        """Return whether a node may lack what another node acknowledged then."""
         watch = self._world.watch
         if any(watch.was_evicted(key, name, at_s) for name in (node, acked_node)):
             return True
         if node == acked_node:
             return False
-        hosts = watch.hosts_since(key, at_s)  # it may have moved to one that let it go
+        hosts = watch.hosts_since(key, at_s)  # it may have moved to a node that evicted it
         if any(watch.was_evicted(key, name, at_s) for name in hosts):
             return True
         names = {acked_node, ROUTER, *hosts} - {node}
@@ -134,13 +134,13 @@ class ReuseJudge:
     # --- when all is quiet ---------------------------------------------------------------------
 
     def check_end(self, talk):
-        """Judge what the agent's last owner remembers, before its client says it again."""
+        """Check what the agent's last owner stores, before its client sends it again."""
         if not self.is_judged(talk) or self._world.watch.evicted[talk.key]:
             return
-        held = [host.node.resources.table.get(talk.key) for host in self._world.nodes.values()]
-        records = [agent.manifest for agent in held if agent is not None]
+        agents = [host.node.resources.table.get(talk.key) for host in self._world.nodes.values()]
+        records = [agent.manifest for agent in agents if agent is not None]
         if not records:
-            self._world.fail(f"{talk.name}: nothing is left of an acknowledged turn")
+            self._world.fail(f"{talk.name}: no node has its acknowledged turn")
             return
         owned = [r for r in records if r.state is not OwnerState.REPLICA] or records
         latest = max(owned, key=lambda record: (record.epoch, record.revision))
@@ -148,8 +148,8 @@ class ReuseJudge:
             return
         acked = talk.acked
         self._world.fail(
-            f"{talk.name}: {latest.owner} remembers {latest.text[-40:]!r} at epoch {latest.epoch},"
-            f" acknowledged was {acked.text[-40:]!r} by {acked.node} at epoch {acked.epoch}"
+            f"{talk.name}: {latest.owner} stores {latest.text[-40:]!r} at epoch {latest.epoch},"
+            f" {acked.node} acknowledged {acked.text[-40:]!r} at epoch {acked.epoch}"
         )
 
     def _explains(self, record, talk):
@@ -159,7 +159,7 @@ class ReuseJudge:
         for attempt in (prompt for each in talk.attempts for prompt in each.prompts):
             least = _common(acked, attempt)
             if len(acked) > 2 * least or CacheGroup.STATE in self._world.kind.spec.groups:
-                least = 0  # it was begun anew
+                least = 0  # the agent may have begun anew
             if text.startswith(attempt) or (attempt.startswith(text) and len(text) >= least):
                 return True
         return False

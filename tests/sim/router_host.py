@@ -21,7 +21,7 @@ from tests.sim.transfers import once
 ROUTER = "router"
 
 
-class Shelf:
+class SimRosterStore:
     """The roster on the router's disk; a write happens at once or not at all."""
 
     def __init__(self):
@@ -36,7 +36,7 @@ class Shelf:
 
 
 class RouterHost:
-    """Where the router runs, when it does."""
+    """The router's Mac, and its current process if it has one."""
 
     def __init__(self, world, name=ROUTER):
         self.name = name
@@ -45,12 +45,12 @@ class RouterHost:
         self.services = None
         self._world = world
         self._connections = []
-        self.shelf = Shelf()
-        self.keeper = None  # of its term, where it may have a standby
+        self.roster_store = SimRosterStore()
+        self.keeper = None  # of its term, if it may have a standby
 
     @property
     def host(self):
-        """The one that clients reach."""
+        """The host that clients reach."""
         return self
 
     @property
@@ -69,8 +69,8 @@ class RouterHost:
         self.process = Process(name, self._world.stream(name))
         self._running = self._world.loop.spawn(self.process, self._run())
 
-    async def stop_well(self):
-        """Stop as an operator does: moves and copies under way are given up first."""
+    async def stop_cleanly(self):
+        """Stop as an operator does: moves and copies under way are aborted first."""
         process = self.process
         self._running.cancel()
         await asyncio.wait({self._running}, timeout=5.0)
@@ -81,7 +81,7 @@ class RouterHost:
         if self.process.is_dead:
             return
         self.process.is_dead = True
-        self._world.graveyard.append((self.process, self.services))
+        self._world.dead_processes.append((self.process, self.services))
         self.services = self.keeper = None
         self._world.note(f"the {self.name} dies")
         self._world.watch.on_trouble(ROUTER)
@@ -121,7 +121,7 @@ class RouterHost:
         settings = RouterSettings(
             replicas=world.replicas, nodes_expected=count, moves_idle_agents=world.moves_agents
         )
-        self.services = assemble(access, settings, CLUSTER_KEY, roster_store=self.shelf)
+        self.services = assemble(access, settings, CLUSTER_KEY, roster_store=self.roster_store)
         self.hibernations = Hibernations(self.services.fleet, self.services.moves)
         world.note(f"the {self.name} serves as incarnation {self.incarnation}")
         await self.services.run()
@@ -150,17 +150,17 @@ class _Transport:
 
         def fail():
             if not answered.done():
-                message = f"{self._host.name} may not have heard"
+                message = f"{self._host.name} may not have received the call"
                 answered.set_exception(NodeLostError(message, self._host.name))
 
         def reply_with(data):
             network.post(self._host.name, self._router, lambda: settle(data), fail)
 
-        def hear_of_death():
+        def report_death():
             network.post(self._host.name, self._router, fail, fail)
 
         def arrive():  # once for each copy of the message
-            self._host.receive(raw, once(reply_with), hear_of_death)
+            self._host.receive(raw, once(reply_with), report_death)
 
         network.post(self._router, self._host.name, arrive, fail)
         return await answered

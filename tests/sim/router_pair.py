@@ -15,7 +15,7 @@ class RouterPair:
 
     @property
     def host(self):
-        """The active router, or the one that was active last and lives."""
+        """The active router; without one, the last active, or a live one if that is dead."""
         active = [each for each in self.hosts if self._is_active(each)]
         if active:
             self._last = active[-1]

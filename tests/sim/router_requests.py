@@ -29,9 +29,9 @@ class RouterRequests:
     async def in_router(
         self, what, work, *, meets_damage=False, may_be_cut=False, allowed=frozenset()
     ):
-        """Have the router do something, as an operator's request would.
+        """Run a request in the router's process, as one of an operator would.
 
-        `allowed` are codes with which it may be refused, beside those with which anything may.
+        `allowed` are codes with which this request may be rejected, besides the general ones.
         """
         world, router = self._world, self._world.router
         if router.services is None:
@@ -40,7 +40,7 @@ class RouterRequests:
         services = router.services
 
         async def begin():
-            return await work(services)  # may refuse before there is anything to await
+            return await work(services)  # may raise before anything can be awaited
 
         task = world.loop.spawn(router.process, begin())
         await asyncio.wait({task}, timeout=ANSWER_S)
@@ -62,7 +62,7 @@ class RouterRequests:
         if int(error.status) in REFUSALS or isinstance(error, NotFoundError):
             return True
         if may_be_cut and isinstance(error, RejectedError):
-            return True  # the file broke off where its agent's node died, or met damage
+            return True  # the file ended early: its node died, or a block was damaged
         if error.code in DISK_CODES:
             # The node that reports it may have hung for a while.
             has_refused = any(h.drive.has_failed or h.drive.has_been_full for h in hosts)

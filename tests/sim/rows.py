@@ -1,4 +1,4 @@
-"""Provenance of all cache rows: their agent, their tokens, and when they were computed."""
+"""Provenance of all cache rows: their tokens, places, agents and origins."""
 
 from typing import ClassVar
 
@@ -8,17 +8,17 @@ ENTRY_BYTES, STATE_BYTES = 8, 16
 
 
 class Rows:
-    """What is known of every entry that nodes computed: token, place and for which agents."""
+    """The token, place and agents of every entry that nodes computed."""
 
     known: ClassVar[dict] = {}
     words: ClassVar[dict] = {}  # by entry, or state: the markers of talks that were read before it
-    origins: ClassVar[dict] = {}  # by entry: the agents that it came of, each with its series
+    origins: ClassVar[dict] = {}  # by entry: the agents that it derives from, each with its series
     settled: ClassVar[set] = set()  # entries whose origins include those of the rows before them
     origin: ClassVar = None  # returns an agent with its series
 
     @classmethod
     def forget_all(cls, origin):
-        """Begin another run."""
+        """Drop all rows before another run."""
         cls.known, cls.words, cls.origins, cls.settled = {}, {}, {}, set()
         cls.origin = origin
 
@@ -27,19 +27,19 @@ class Rows:
         before = cls.known.get(entry)
         if before is None:
             cls.known[entry] = (token, place, owner)
-        elif owner not in before[2:]:  # several agents begin alike
+        elif owner not in before[2:]:  # several agents have the same prefix
             cls.known[entry] = (*before, owner)
 
     @classmethod
-    def trace(cls, entry, words, came_of, owner):
-        """Note what an entry was computed by; twice computed alike, what both came of counts."""
-        origins = came_of | {cls.origin(owner)}
+    def trace(cls, entry, words, borrowed_origins, owner):
+        """Record the inputs of an entry; if it was computed before, keep the common ones."""
+        origins = borrowed_origins | {cls.origin(owner)}
         cls.note_settings(entry, words)
         cls.origins[entry] = origins & cls.origins.get(entry, origins)
 
     @classmethod
     def note_settings(cls, entry, words):
-        """Note the markers that an entry or a state was computed with."""
+        """Record the markers that an entry or a state was computed with."""
         cls.words[entry] = words & cls.words.get(entry, words)
 
     @classmethod
@@ -53,7 +53,7 @@ class Rows:
 
     @classmethod
     def share(cls, entries, owner):
-        """Note that an agent uses what was computed for its text, by whomever."""
+        """Record that an agent uses entries computed for its text by other agents."""
         for at in range(0, len(entries), ENTRY_BYTES):
             entry = entries[at : at + ENTRY_BYTES]
             known = cls.known.get(entry)
@@ -62,7 +62,7 @@ class Rows:
 
 
 class Growth:
-    """How often a cache took more memory: between two of these none can be beyond a budget."""
+    """Counter of cache growths, the only moments at which a budget can be exceeded."""
 
     count = 0
 

@@ -1,6 +1,6 @@
 """A simulated fabric driven by a script, without chance and without clients of its own.
 
-The script runs in the router's process and talks as a client does; it may reach for any host.
+The script runs in the router's process and acts as a client does; it may access any host.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from tests.sim.disk import SimDisk
 from tests.sim.loop import SimLoop
 from tests.sim.model import FULL, MODEL
 from tests.sim.tokenizer import render
-from tests.sim.world import World, _bury
+from tests.sim.world import World, _clean_up
 from tests.support.conversations import read_messages
 
 TENANT = TenantId("red")
-UP_S = 4.0  # until all have met
+UP_S = 4.0  # until router and nodes are connected
 PATIENCE_S = 60.0
 LIMIT_S = 3_000.0
 
 
 def play(script, settings=None, seed=1):
-    """Live a fabric by `script(world)`; return what it returns, raise what it or a judge says."""
+    """Run a fabric by `script(world)`; return its result, raise its error or a violation."""
     gc.disable()
     loop = SimLoop()
     asyncio.set_event_loop(loop)
@@ -50,16 +50,16 @@ def play(script, settings=None, seed=1):
         await asyncio.wait({running})
         results.append(running.result())
 
-    loop.set_exception_handler(lambda _, found: world.fail(repr(found.get("exception"))))
+    loop.set_exception_handler(lambda _, context: world.fail(repr(context.get("exception"))))
     loop.on_step = world.invariants.check_step
     with random_streams.seeded_secrets(), world.taps():
         try:
             task = loop.create_task(live())
             task.add_done_callback(lambda _: loop.end())
-            loop.call_later(LIMIT_S, world.fail, "the script does not come to an end")
+            loop.call_later(LIMIT_S, world.fail, "the script does not end")
             loop.run_forever()
         finally:
-            _bury(world, loop)
+            _clean_up(world, loop)
             gc.enable()
     assert world.violation is None, world.violation
     task.result()
@@ -67,7 +67,7 @@ def play(script, settings=None, seed=1):
 
 
 class Talk:
-    """One agent's client: says more and more, and checks every word it reads."""
+    """One agent's client, which extends its conversation and checks every answer."""
 
     def __init__(self, world, agent, system):
         self._world = world
@@ -75,12 +75,13 @@ class Talk:
         self.key = TENANT, AgentId(agent)
         self.messages = [{"role": "system", "content": system}]
         self.durable_tokens = 0  # of the last turn that was acknowledged as durable
-        self.last = None  # what the last turn was admitted as
+        self.last = None  # admission of the last turn
 
     async def say(self, text, max_tokens=8, sent=()):
-        """Take a turn; return whether it is durable. `sent` has the messages that directives edit.
+        """Take a turn; return whether it is durable.
 
-        By number, as the client sends them; `messages` are as the model reads them.
+        `messages` are as the model reads them; `sent` has by number the text that the client sends
+        of a message that directives edit.
         """
         self.messages.append({"role": "user", "content": text})
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
@@ -103,7 +104,7 @@ class Talk:
             prompt=chat_prompt(read_messages(self._sent(sent))),
         )
         answer, finished = "", None
-        opened = await patient(lambda: self._world.router.services.turns.open(turn))
+        opened = await retry(lambda: self._world.router.services.turns.open(turn))
         self.last = opened.admitted
         async for event in opened.events():
             if isinstance(event, Delta):
@@ -120,7 +121,7 @@ class Talk:
         ]
 
 
-async def patient(call):
+async def retry(call):
     """Repeat a call for as long as it fails with RetryLaterError."""
     waited_s = 0.0
     while True:
@@ -134,7 +135,7 @@ async def patient(call):
 
 
 async def on(world, host, work):
-    """Do something in a host's process."""
+    """Await work in a host's process."""
     task = world.loop.spawn(host.process, work)
     await asyncio.wait({task})
     return task.result()
@@ -149,14 +150,14 @@ async def refused(call):
     return None
 
 
-class InPlace:
-    """Publishes of one file on one drive that fail behind the rename, one after another."""
+class InPlaceFault:
+    """Publishes of one file on one drive that fail after their rename."""
 
     def __init__(self, drive, name, skip, *, permanent):
         self._drive = drive
         self._name = name
         self._skip = skip
-        self._permanent = permanent  # whatever is tried from then on fails, removals included
+        self._permanent = permanent  # every later attempt fails, too, removals included
         self._old = self._new = None
         self.hits = 0
 
@@ -175,13 +176,13 @@ class InPlace:
         return real(disk, names)
 
     def lose_power(self, *, finds_new):
-        """Let everything succeed again, and the drive hold what it may after so many failures."""
+        """End the fault; the drive holds the old or the new file, as after a power loss."""
         if self._permanent and self.hits:
-            found = self._new if finds_new else self._old
-            if found is None:
+            content = self._new if finds_new else self._old
+            if content is None:
                 self._drive.drop(self._name)
             else:
-                self._drive.write(self._name, found)
+                self._drive.write(self._name, content)
         self._skip = None
 
     def _is_hit(self, disk, names):
@@ -207,8 +208,8 @@ def _late_failure():
 
 @contextmanager
 def failing_in_place(drive, name, skip=0, *, permanent=False):
-    """Let a publish of `name` fail in place: the one behind `skip` others, or all from there."""
-    fault = InPlace(drive, name, skip, permanent=permanent)
+    """Fail a publish of `name` in place: the one after `skip` others, or all from there on."""
+    fault = InPlaceFault(drive, name, skip, permanent=permanent)
     publish, remove_all = SimDisk.publish, SimDisk.remove_all
 
     def published(disk, name, parts):
@@ -226,7 +227,7 @@ def failing_in_place(drive, name, skip=0, *, permanent=False):
 
 @contextmanager
 def full_for_records(drive):
-    """Let one drive refuse every record, though not their blocks."""
+    """Let one drive refuse every record, but accept blocks."""
     publish = SimDisk.publish
 
     def published(disk, name, parts):

@@ -19,7 +19,7 @@ FILLER = "river stone amber cloud lantern meadow harbor quiet copper " * 5
 
 
 class Script(World):
-    """A world with `script(world)` for a life; what it returns is `result`."""
+    """A world whose life is `script(world)`; `result` is its return value."""
 
     def __init__(self, seed, loop, script, kind, settings, *, has_standby=False):
         self._script, self._kind, self._settings = script, kind, settings
@@ -31,7 +31,7 @@ class Script(World):
         self.kind = KINDS[self._kind]
         self.settings = self._settings
         self.uses_http, self.replicas, self.is_slow = True, 0, False
-        self.counts_nodes, self.device_failure_chance, self.is_short = True, 0.0, False
+        self.counts_nodes, self.device_failure_chance, self.is_low_on_memory = True, 0.0, False
         self.moves_agents = False
         for host in self.nodes.values():
             host._settings = replace(self._settings)
@@ -43,18 +43,18 @@ class Script(World):
         await asyncio.sleep(STARTED_S)
         self.result = await self._script(self)
 
-    # --- what scripts say --------------------------------------------------------------------
+    # --- helpers of scripts ------------------------------------------------------------------
 
-    def here(self, host, work):
+    def spawn_on(self, host, work):
         """Start work in a host's process."""
         return self.loop.spawn(host.process, work)
 
     async def on(self, host, work):
-        """Do work in a host's process."""
-        return await self.here(host, work)
+        """Await work in a host's process."""
+        return await self.spawn_on(host, work)
 
     def turn(self, agent, messages, max_tokens=8):
-        """Make a turn of an agent."""
+        """Return the request of a turn of an agent."""
         self._operations += 1
         return TurnRequest(
             operation=OperationId(f"op-{self._operations:012}"),
@@ -95,13 +95,13 @@ class Script(World):
         return await self.on(self.router, work)
 
     def words_on(self, host, word):
-        """List the files of a disk that have a word, as text or as tokens."""
+        """List the files of a disk that contain a word, as text or as tokens."""
         forms = (word.encode(), b"".join(ord(char).to_bytes(4, "little") for char in word))
         return [name for name, raw in host.drive.files.items() if any(f in raw for f in forms)]
 
 
 def begin(word):
-    """Begin a conversation that says a word."""
+    """Return the first messages of a conversation, with a word in the user's."""
     return [
         {"role": "system", "content": f"You are of help. {FILLER}"},
         {"role": "user", "content": f"{word} {FILLER}"},
@@ -109,7 +109,7 @@ def begin(word):
 
 
 def play(script, *, kind="full", settings=SETTINGS, seed=1, has_standby=False):
-    """Live a script's life; return the world, or fail with what was violated."""
+    """Run a scripted life; return the world, or fail with its violation."""
 
     def make(seed, loop):
         return Script(seed, loop, script, kind, settings, has_standby=has_standby)

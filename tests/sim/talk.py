@@ -9,7 +9,7 @@ from fabric.turn.generation import Identity, IdentityKind
 from tests.sim.epochs import Epochs
 from tests.sim.reuse_judge import Ack
 
-MARKER = re.compile(r"<\d+\.\d+(\.\d+)?>")  # what only one conversation says
+MARKER = re.compile(r"<\d+\.\d+(\.\d+)?>")  # unique to one conversation
 WORDS = ("river", "stone", "amber", "cloud", "lantern", "meadow", "harbor", "quiet", "copper")
 
 
@@ -23,34 +23,34 @@ class Talk:
     number: int
     messages: list = field(default_factory=list)
     acked: Ack | None = None
-    epochs: Epochs = field(default_factory=Epochs)  # those that answered
+    epochs: Epochs = field(default_factory=Epochs)  # of its answers
     attempts: list = field(default_factory=list)  # since the acknowledged one
     erased_s: float | None = None
     may_be_erased: bool = False  # an erasure may still be on its way
-    is_shared: bool = False  # others speak under its name, too
-    is_copied: bool = False  # another agent was made of its memory
-    has_heirs: bool = False  # of its record, as a fork or by a file
-    copying_count: int = 0  # is being made, or may yet be
+    is_shared: bool = False  # other clients use its name, too
+    is_copied: bool = False  # another agent was made from its memory
+    has_record_copies: bool = False  # of its record, as a fork or by a file
+    copying_count: int = 0  # copies being made, or that may yet be
     lives_count: int = 0  # how often it began anew
-    edits: EditMode = EditMode.FORGET  # what its next turn wishes
+    edits: EditMode = EditMode.FORGET  # of its next turn
 
     @property
     def marker(self):
-        """A word that only this conversation has, since it began anew."""
+        """A word that only this conversation has, new in each of its lives."""
         return f"<{self.number}.{self.lives_count}>"
 
     def begin_copy(self):
-        """Note that another agent is being made of its memory, perhaps once it has begun anew."""
-        self.is_copied = self.has_heirs = True
+        """Record that a copy of its memory is being made, perhaps into its next life."""
+        self.is_copied = self.has_record_copies = True
         self.copying_count += 1
 
     def end_copy(self):
-        """Note that this is over."""
+        """Record that a copy is done."""
         self.is_copied = True
         self.copying_count -= 1
 
     def say(self):
-        """Make up the next message."""
+        """Return a random next message."""
         count = self.random.choice([2, 6, 24])
         return f"{self.marker} {' '.join(self.random.choices(WORDS, k=count))}"
 

@@ -1,6 +1,6 @@
 """Judge of terms: one router at a time changes the fabric, and each node obeys the latest it knows.
 
-Judged are the changes that nodes accept, by term; not whether a router may send them.
+It checks the changes that nodes accept in each term, not whether a router may send them.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ class TermJudge:
         self._world = world
         self.winners = {}  # by term
         self.is_over = False
-        self._known = {}  # by node: the highest term that it granted or took changes of
+        self._known = {}  # by node: the highest term that it granted or accepted changes of
         self._placed = {}  # by agent: the latest term in which a node served it, and the epoch
         self.placed_count = 0
 
@@ -38,12 +38,12 @@ class TermJudge:
         async def granted(terms, call):
             answer = await grant(terms, call)
             if answer.granted and not call.is_trial and call.lease_s:
-                self._on_taken(terms, call.term, "grants")
+                self._on_accepted(terms, call.term, "grants")
             return answer
 
         def checked(terms, term):
             check(terms, term)
-            self._on_taken(terms, term or 0, "takes a change of")
+            self._on_accepted(terms, term or 0, "accepts a change of")
 
         async def owned(claims, agent, asked, erased_epoch):
             await own(claims, agent, asked, erased_epoch)
@@ -65,11 +65,11 @@ class TermJudge:
         if len(active) > 1 and not self.is_over:
             self._world.fail(f"two routers are active: {active}")
 
-    def _on_taken(self, terms, term, what):
+    def _on_accepted(self, terms, term, what):
         name = terms._folder.name
         known = self._known.get(name, 0)
         if term < known:
-            self._world.fail(f"{name} {what} term {term}, and knew {known}")
+            self._world.fail(f"{name} {what} term {term}, after term {known}")
         self._known[name] = term
 
     def _on_placed(self, terms, agent):
@@ -80,9 +80,9 @@ class TermJudge:
         self.placed_count += 1
         if term >= latest:
             self._placed[agent.key] = term, epoch
-        elif epoch >= at_epoch:  # else it was sent in time, came late, and its epoch is fenced
+        elif epoch >= at_epoch:  # a lower epoch was sent in time, came late, and is fenced
             name = terms._folder.name
-            self._world.fail(f"{name} serves {agent.key} in term {term}, placed in {latest}")
+            self._world.fail(f"{name} serves {agent.key} in term {term}, placed in term {latest}")
 
 
 def _has_lease(host):

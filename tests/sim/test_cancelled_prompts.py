@@ -18,7 +18,7 @@ ALICE = (TENANT, AgentId("alice"))
 
 
 def begin(word):
-    """Begin a conversation that says a word behind a system prompt of several chunks."""
+    """Return first messages: a system prompt of several chunks, then a word."""
     return [
         {"role": "system", "content": FILLER * 16},
         {"role": "user", "content": f"{word} {FILLER}"},
@@ -26,7 +26,7 @@ def begin(word):
 
 
 async def cancelled(world, messages, least_tokens=BLOCK_TOKENS):
-    """Cancel a turn of alice's as soon as so much of its prompt is computed."""
+    """Cancel a turn of alice once `least_tokens` of its prompt are computed."""
     asking = asyncio.create_task(world.ask("alice", messages))
 
     def computed_tokens():
@@ -77,13 +77,13 @@ def test_agent_with_cancelled_prompt_is_found_by_id_only(is_cancelled):
         ]
         assert record.is_truncated is is_cancelled
         assert record.tokens_count >= BLOCK_TOKENS
-        stranger = await unnamed(world, begin("giraffe"))
-        mine, _, _ = await world.ask("alice", begin("zebra"))
-        return stranger, mine, record.tokens_count
+        other = await unnamed(world, begin("giraffe"))
+        own, _, _ = await world.ask("alice", begin("zebra"))
+        return other, own, record.tokens_count
 
-    stranger, mine, count = play(script).result
-    assert stranger.agent != "alice"
-    assert mine.cached_tokens >= min(count, mine.prompt_tokens) - 1
+    other, own, count = play(script).result
+    assert other.agent != "alice"
+    assert own.cached_tokens >= min(count, own.prompt_tokens) - 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

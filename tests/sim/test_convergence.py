@@ -1,4 +1,4 @@
-"""Within two heartbeats after a fault, routers know what nodes have: agents, prompts and load."""
+"""Within two heartbeats after a fault, routers know the agents, prompts and load of all nodes."""
 
 import asyncio
 from unittest import mock
@@ -15,8 +15,8 @@ from tests.sim.scripted import begin, play
 from tests.sim.test_erasure_races import until
 
 AGENTS = tuple(f"agent-{number}" for number in range(6))
-ARRIVES_S = 0.1  # the longest way of a message and its answer here
-SETTLED_S = 15.0  # by then nodes have saved all, and released what others own
+ARRIVES_S = 0.1  # longest round trip of a message here
+SETTLED_S = 15.0  # by then nodes have saved all agents, and released those that others own
 
 
 class Talks:
@@ -44,8 +44,8 @@ class Talks:
         self._messages[agent] = [*self._messages[agent], *more]
 
 
-def truth(world):
-    """List what nodes have: agents with their states, conversations, and figures of load."""
+def node_state(world):
+    """Return the agents, sketches and load figures that the nodes have."""
     agents, sketches, load = {}, {}, {}
     for host in world.nodes.values():
         node = host.node
@@ -58,8 +58,8 @@ def truth(world):
     return agents, sketches, load
 
 
-def known(router):
-    """List what a router knows of the same."""
+def router_state(router):
+    """Return the agents, sketches and load figures that a router knows."""
     fleet = router.services.fleet
     agents, sketches, load = {}, {}, {}
     for key in fleet.directory.all_keys():
@@ -88,18 +88,18 @@ def sketch_of(index, tenant, node, agent):
 async def check_converged(world):
     """Compare all routers with the nodes, two heartbeats from now."""
     await asyncio.sleep(2 * HEARTBEAT_S + ARRIVES_S)
-    agents, sketches, load = truth(world)
+    agents, sketches, load = node_state(world)
     for router in world.router.hosts:
-        found = known(router)
-        assert found[0] == agents, router.name
-        assert found[1] == sketches, router.name
-        assert found[2] == load, router.name
-    assert {name for name, _ in agents} == set(world.nodes), "agents are everywhere"
-    assert all(sketches.values()), "all have said something"
+        known_agents, known_sketches, known_load = router_state(router)
+        assert known_agents == agents, router.name
+        assert known_sketches == sketches, router.name
+        assert known_load == load, router.name
+    assert {name for name, _ in agents} == set(world.nodes), "every node has agents"
+    assert all(sketches.values()), "every agent has a sketch"
 
 
 async def lose_lists(world, talks):
-    """Let turns change every node while no list arrives."""
+    """Drop all agent lists while turns change every node."""
     with mock.patch("router.fleet.membership._read_list", side_effect=FabricError("lost")):
         await talks.say()
         await asyncio.sleep(SETTLED_S)
@@ -112,7 +112,7 @@ async def restart_a_node(world, talks):
 
 
 async def return_a_node(world, talks):
-    """Cut a node off until its agents are served elsewhere, and let it come back."""
+    """Cut a node off until its agents are served elsewhere, then reconnect it."""
     host = world.nodes[talks.nodes[AGENTS[0]]]
     ways = [
         way

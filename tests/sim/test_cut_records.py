@@ -15,7 +15,7 @@ from tests.sim.world import run
 
 ALICE = AgentId("alice")
 MESSAGES = [
-    {"role": "system", "content": "be brief"},  # no block of it: its state is kept nowhere
+    {"role": "system", "content": "be brief"},  # shorter than a block: its state is not kept
     {"role": "user", "content": FILLER * 2},
 ]
 
@@ -31,7 +31,7 @@ class Case:
         return self.host.node.resources.table.get((TENANT, ALICE)).saved
 
     def lose(self, ref):
-        """Damage a block behind the node's back, which finds out."""
+        """Damage a block, and have the node find that."""
         drive, name = self.host.drive, file_name(ref)
         raw = drive.files[name]
         drive.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
@@ -42,14 +42,14 @@ class Case:
     async def call(self, message):
         await self.world.on(self.host, self.host._calls.answer(encode_call(message)))
 
-    async def mend(self):
-        """Have the record truncated to what is left, as calls between turns do."""
+    async def repair(self):
+        """Have the record truncated to its remaining blocks, as calls between turns do."""
         await self.call(PinAgent(TENANT, ALICE, pinned=True))
 
 
 def judged(kind, action):
     """Run the judge after an action; return the record and the violation."""
-    left = []
+    records = []
 
     async def live(world):
         admitted, *_ = await world.ask(ALICE, MESSAGES)
@@ -57,26 +57,26 @@ def judged(kind, action):
         await case.call(Flush(drop_hot=True))
         assert len(case.saved.pieces) == 3
         await action(case)
-        left.append(case.saved)
+        records.append(case.saved)
         world.invariants._check_records()
 
     world = run(1, lambda seed, loop: Script(seed, loop, live, kind, SETTINGS))
-    return left[0], world.violation
+    return records[0], world.violation
 
 
 async def lose_a_block(case):
     case.lose(case.saved.pieces[1].block)
-    await case.mend()
+    await case.repair()
 
 
 async def lose_the_state(case):
     case.lose(case.saved.states[-1].block)
-    await case.mend()
+    await case.repair()
 
 
 async def lose_a_window(case):
     case.lose(case.saved.windows[-1].block)
-    await case.mend()
+    await case.repair()
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_record_truncated_without_a_loss_is_a_violation():
     def last(_, record):
         return [record.pieces[-1].block]
 
-    async def mend(case):
+    async def repair(case):
         with mock.patch.object(AgentStore, "missing", last):
-            await case.mend()
+            await case.repair()
 
-    _, violation = judged("full", mend)
+    _, violation = judged("full", repair)
     assert "no drive has lost a block" in violation
 
 

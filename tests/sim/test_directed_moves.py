@@ -1,4 +1,4 @@
-"""A turn sent ahead to a move's target sees the agent's directives, whenever they were given."""
+"""A turn sent ahead to a move's target applies the agent's directives, old and new."""
 
 import asyncio
 

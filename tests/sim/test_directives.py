@@ -1,10 +1,10 @@
-"""The judge's own reading of directives, and what it knows while no node has answered."""
+"""The judge's own model of directives, and the states possible before a reply."""
 
 from tests.sim.directives import (
     DirectiveEdit,
     Knowledge,
     adding,
-    concerned,
+    applicable_edits,
     removing,
     removing_all,
     rewritten,
@@ -20,20 +20,23 @@ def edit_of(text, operation="one", **place):
 
 
 def test_newer_directive_for_a_whole_message_wins():
-    state = (edit_of("a", result_of="call-1"), edit_of("b", said=("tool", "much")))
+    state = (edit_of("a", result_of="call-1"), edit_of("b", target=("tool", "much")))
     assert rewritten([RESULT], state) == [{**RESULT, "content": "b"}]
     assert rewritten([RESULT], state[::-1]) == [{**RESULT, "content": "a"}]
-    assert concerned([RESULT], state) == [state[1]]
+    assert applicable_edits([RESULT], state) == [state[1]]
 
 
 def test_tool_results_stay_and_system_prompts_are_unchanged():
-    state = edit_of(None, said=("user", "look here")), edit_of("", result_of="call-1")
+    state = edit_of(None, target=("user", "look here")), edit_of("", result_of="call-1")
     assert rewritten([SYSTEM, QUESTION, RESULT], state) == [SYSTEM, {**RESULT, "content": ""}]
 
 
 def test_character_edits_apply_to_one_of_several_equal_messages():
     name = "user", "look here"
-    state = edit_of("A", said=name, nth=1, span=(0, 4)), edit_of("", said=name, nth=1, span=(5, 9))
+    state = (
+        edit_of("A", target=name, nth=1, span=(0, 4)),
+        edit_of("", target=name, nth=1, span=(5, 9)),
+    )
     assert [each["content"] for each in rewritten([QUESTION, QUESTION], state)] == [
         "look here",
         "A ",

@@ -7,7 +7,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentId
 from fabric.turn.generation import MatchKind
-from tests.sim.script import patient, refused
+from tests.sim.script import refused, retry
 from tests.sim.scripted import FILLER, TENANT, begin, play
 from tests.sim.test_erasure_races import until
 
@@ -19,7 +19,7 @@ READS = [
 
 
 async def read(world, max_tokens=8):
-    """Take a turn of another agent that borrows; return its admission."""
+    """Take a turn of bob, who borrows rows; return its admission."""
     turn = replace(world.turn("bob", READS, max_tokens), edits=EditMode.ANYWHERE)
 
     async def ask():
@@ -46,7 +46,7 @@ async def erased_under_a_borrower(world):
     error = await refused(reading)
     agent = host.node.resources.table.get(BOB)
     left = None if agent is None or agent.saved is None else agent.saved.edited
-    again = await patient(lambda: read(world))
+    again = await retry(lambda: read(world))
     return error, left, world.words_on(host, "zebra"), again
 
 

@@ -13,7 +13,7 @@ from fabric.limits import HEARTBEAT_S
 from fabric.record.tombstone import tombstone
 from tests.sim.node_host import CLUSTER_KEY
 from tests.sim.router_host import ROUTER
-from tests.sim.script import patient, refused
+from tests.sim.script import refused, retry
 from tests.sim.scripted import TENANT, begin, play
 
 ALICE = (TENANT, AgentId("alice"))
@@ -46,8 +46,8 @@ async def until(holds):
             await asyncio.sleep(0.01)
 
 
-async def unheard_turn(world, host, word):
-    """Let a node begin an agent of which the router hears nothing."""
+async def unreported_turn(world, host, word):
+    """Let a node begin an agent without any message reaching the router."""
     world.network.cut(host.name, ROUTER)
     asking = asyncio.create_task(world.ask("alice", begin(word)))
     await until(lambda: host.node.resources.table.get(ALICE) is not None)
@@ -63,7 +63,7 @@ async def overtaken_on_the_way(world):
     for name in ("node-a", "node-b"):
         await world.on(world.router, services.drains.start(name))
     lists = HeldCalls(host, ListChanges)
-    await unheard_turn(world, host, "zebra")
+    await unreported_turn(world, host, "zebra")
     assert services.fleet.directory.holdings(ALICE) == ()
     assert world.words_on(host, "zebra")
 
@@ -74,12 +74,12 @@ async def overtaken_on_the_way(world):
     erasures.release()
     lists.release()
     await erasing
-    admitted, _, _ = await patient(lambda: world.ask("alice", begin("giraffe")))
+    admitted, _, _ = await retry(lambda: world.ask("alice", begin("giraffe")))
     return error, admitted.cached_tokens, world.words_on(host, "zebra")
 
 
 def test_turn_that_overtakes_an_erasure_restores_nothing():
-    """To a node of whose agent the router has not heard yet: nothing keeps the turn from it."""
+    """The node has not reported its agent, so the router does not hold the turn back."""
     error, cached_tokens, left = play(overtaken_on_the_way).result
     assert isinstance(error, RetryLaterError)
     assert error.code == "erased"
@@ -101,7 +101,7 @@ async def erased_under_a_turn(world):
 
 
 def test_blocks_of_an_erased_agent_go_when_the_borrowing_turn_ends():
-    """It has read the beginning of a block, and its own record does without the block."""
+    """The turn reads the beginning of a block that its own record does not need."""
     kept, is_durable, left = play(erased_under_a_turn).result
     assert len(kept) == 1
     assert is_durable
@@ -118,7 +118,7 @@ def take(node):
 
 @pytest.mark.parametrize("deliver", [erase, take])
 def test_node_applies_an_erasure_before_it_is_written(deliver):
-    """Also while its workers are slow, or busy."""
+    """Even while its workers are slow."""
 
     async def script(world):
         admitted, _, _ = await world.ask("alice", begin("zebra"))

@@ -1,4 +1,4 @@
-"""A takeover at each moment of a turn: what ends later is not acknowledged."""
+"""A takeover at each moment of a turn, which is not acknowledged if it ends later."""
 
 import asyncio
 
@@ -15,13 +15,13 @@ from fabric.turn.generation import (
     IdentityKind,
     Sampling,
 )
-from tests.sim.planted import nodes_fence_nobody
+from tests.sim.planted import nodes_fence_no_turn
 from tests.sim.scripted import TENANT, begin, play
 from tests.sim.tokenizer import render
 
 HOST, OTHER = "node-a", NodeName("node-b")
 MOMENTS, STEP_S = 20, 0.02
-SLOW_DISK_S = 0.1  # to save a turn takes many of these moments
+SLOW_DISK_S = 0.1  # so that saving a turn takes many of these moments
 
 
 def turn_begun(agent):
@@ -33,7 +33,7 @@ def turn_saving(agent):
 
 
 def taken_over(since):
-    """Make a script that takes agents over, each a moment later since `since` holds."""
+    """Return a script that takes agents over, each one moment later after `since` holds."""
 
     async def script(world):
         host = world.nodes[HOST]
@@ -64,7 +64,7 @@ def taken_over(since):
         ends = []
         for moment in range(MOMENTS):
             name = AgentId(f"agent-{moment}")
-            running = world.here(host, turn(name))
+            running = world.spawn_on(host, turn(name))
             while not since(host.node.resources.table.get((TENANT, name))):  # noqa: ASYNC110 - simulated
                 await asyncio.sleep(0.001)
             await asyncio.sleep(STEP_S * moment)
@@ -85,5 +85,5 @@ def test_turn_ending_after_a_takeover_is_not_acknowledged(since):
 
 
 def test_acknowledging_a_turn_after_a_takeover_is_detected():
-    with nodes_fence_nobody(), pytest.raises(AssertionError, match="released at 2"):
+    with nodes_fence_no_turn(), pytest.raises(AssertionError, match="released at 2"):
         play(taken_over(turn_saving))

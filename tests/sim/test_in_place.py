@@ -23,9 +23,9 @@ from tests.sim.script import (
     failing_in_place,
     full_for_records,
     on,
-    patient,
     play,
     refused,
+    retry,
 )
 
 MIB = 1 << 20
@@ -61,7 +61,7 @@ class Case:
         return self.world.router.services
 
     async def move(self, to):
-        return await patient(lambda: self.services.moves.migrate(TENANT, ALICE, to))
+        return await retry(lambda: self.services.moves.migrate(TENANT, ALICE, to))
 
 
 async def save(case):
@@ -77,7 +77,7 @@ async def move(case):
 
 
 async def move_back(case):
-    """The target refuses the commit for a reason of its own."""
+    """Migrate her to a target whose disk refuses the commit."""
     with full_for_records(case.world.nodes[case.target].drive):
         error = await refused(case.services.moves.migrate(TENANT, ALICE, case.target))
     assert error.status == 507
@@ -111,7 +111,7 @@ async def replicate(case):
 
 
 async def replace(case):
-    """An older file of hers comes back over her, at the node where she lives."""
+    """Import an older file of hers in place of her record, at her own node."""
     node = case.world.nodes[case.source].node
     epoch = node.resources.table.get((TENANT, ALICE)).manifest.epoch
     export = node.moves.exports.begin(Hibernate(TENANT, ALICE, epoch))
@@ -134,7 +134,7 @@ async def replace(case):
 
     error = await refused(on(case.world, case.world.nodes[case.source], resumed()))
     assert error.status == 507
-    case.alice.durable_tokens = before  # whose owner asks for that may get it
+    case.alice.durable_tokens = before  # an import that asks to replace may lose turns
 
 
 async def pin(case):
@@ -147,11 +147,11 @@ async def erase(case):
     """Erase another agent, which must not come back."""
     secret = "a secret of ivan " * 20
     assert await Talk(case.world, IVAN, secret).say("one")
-    await patient(lambda: case.services.erasures.erase(TENANT, IVAN))
+    await retry(lambda: case.services.erasures.erase(TENANT, IVAN))
     case.erased = (IVAN, secret.encode())
 
 
-# What is done, whose drive fails, at which file, and behind how many publishes of it.
+# The flow, the node whose drive fails, the file, and how many of its publishes succeed first.
 FLOWS = {
     "save": (save, "source", record(ALICE), 0),
     "first save": (first_save, "anywhere", record(IVAN), 0),
@@ -187,7 +187,7 @@ async def live(world, flow, *, permanent, finds_new):
     await case.begin()
     act, where, file, skip = FLOWS[flow]
     if where == "anywhere":
-        # A new agent goes where the least is done; that its first turn is refused says where.
+        # Only this node takes a new agent: the others are draining.
         host = world.nodes[case.third]
         for other in (case.source, case.target):
             world.nodes[other].node.health.is_draining = True
@@ -195,7 +195,7 @@ async def live(world, flow, *, permanent, finds_new):
         host = world.nodes[getattr(case, where)]
     with failing_in_place(host.drive, file, skip, permanent=permanent) as fault:
         await act(case)
-        assert fault.hits, "the fault was met"
+        assert fault.hits, "the fault occurred"
         for number in range(3):
             await case.alice.say(f"more {number}")
         host.kill()
@@ -216,7 +216,7 @@ async def judge(case):
     durable_tokens = alice.durable_tokens
     await alice.say("and now")
     assert alice.last.cached_tokens >= durable_tokens - 1, alice.last
-    assert not case.services.fleet.directory.in_doubt()
+    assert not case.services.fleet.directory.undecided_agents()
     found = claims(world)
     owned = {(agent, epoch) for agent, epoch, _ in found}
     assert len(owned) == len(found), found

@@ -1,4 +1,4 @@
-"""The judge of a run tolerates damage done behind a node's back, and nothing else."""
+"""The judge of a run accepts injected damage, and no damage by the node itself."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ TOKENS = list(range(40))
 
 
 def one_block():
-    """Store a block that no record needs, on a node of its own; return world, drive and file."""
+    """Store a block that no record needs, on a single node; return world, drive and file."""
     dice = random.Random(0)
     drive = SimDrive(dice)
     blocks = BlockStore(
@@ -120,7 +120,7 @@ def agent(cache, *, is_unsaved=False):
 @pytest.mark.parametrize(("budget_bytes", "is_fine"), [(60, True), (59, False)])
 @pytest.mark.parametrize("is_at_work", [False, True])
 def test_one_cache_may_exceed_the_budget(is_at_work, budget_bytes, is_fine):
-    """And what a disk has refused, also while a turn goes on with it."""
+    """Caches that a disk has refused do not count, also while a turn continues them."""
     caches = [Cache(size) for size in (10, 20, 30, 40)]
     refused = Cache(50)
     table = [agent(caches[0]), agent(refused, is_unsaved=True), agent(None)]

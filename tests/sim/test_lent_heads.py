@@ -1,4 +1,4 @@
-"""Beginnings that nodes of a whole fabric take from each other, and erasures meanwhile."""
+"""Prompt heads that nodes of a whole fabric lend each other, and concurrent erasures."""
 
 import asyncio
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from tests.sim.scripted import FILLER, SETTINGS, Script
 from tests.sim.world import World, run
 from tests.support.incoming import pinned_blocks
 
-WORD = "lantern"  # of what all are told
+WORD = "lantern"  # in the system prompt of all agents
 LIVES = 6
 DELAYS_S = [at * 0.02 for at in range(12)]
 
@@ -25,7 +25,7 @@ class LendingScript(Script):
 
 
 class LendingWorld(World):
-    """A life of chance in which they are."""
+    """A random life in which short heads are lent, too."""
 
     lends_heads = True
 
@@ -45,15 +45,15 @@ def spread(world):
         yield
 
 
-def told(word):
+def begin(word):
     return [
         {"role": "system", "content": f"You are of help. {FILLER * 8}"},
         {"role": "user", "content": f"{word} {FILLER}"},
     ]
 
 
-def left(world):
-    """Return what nodes hold that no record refers to, and files with what all were told."""
+def leftovers(world):
+    """Return blocks that no record refers to, and files with words of the system prompt."""
     nodes = [host.node for host in world.nodes.values()]
     return [
         *(pinned_blocks(node) for node in nodes if pinned_blocks(node)),
@@ -65,15 +65,15 @@ def left(world):
 def test_agents_on_three_nodes_compute_their_head_once():
     async def script(world):
         with spread(world):
-            first, _, _ = await world.ask("alice", told("alice"))
-            asked = [world.ask(name, told(name)) for name in ("bob", "carol")]
-            others = [turn[0] for turn in await asyncio.gather(*asked)]
+            first, _, _ = await world.ask("alice", begin("alice"))
+            asking = [world.ask(name, begin(name)) for name in ("bob", "carol")]
+            others = [turn[0] for turn in await asyncio.gather(*asking)]
         assert {first.node, *(each.node for each in others)} == set(world.nodes)
         assert min(each.fetched_tokens or 0 for each in others) >= 1_024
         for name in ("alice", "bob", "carol"):
             await world.erase(name)
         await asyncio.sleep(1.0)
-        return left(world)
+        return leftovers(world)
 
     assert played(script) == []
 
@@ -81,31 +81,31 @@ def test_agents_on_three_nodes_compute_their_head_once():
 @pytest.mark.parametrize("kind", ["full", "window", "recurrent", "all"])
 def test_erased_lender_leaves_nothing_at_any_moment(kind):
     async def script(world):
-        found = []
+        fetched = []
         for number, delay_s in enumerate(DELAYS_S):
             lender, borrower = f"lender-{number}", f"borrower-{number}"
             with spread(world):
-                await world.ask(lender, told(lender))
-                taking = asyncio.create_task(world.ask(borrower, told(borrower)))
+                await world.ask(lender, begin(lender))
+                taking = asyncio.create_task(world.ask(borrower, begin(borrower)))
                 await asyncio.sleep(delay_s)
                 await world.erase(lender)
                 admitted, _, finished = await taking
             assert finished is not None
-            found.append(admitted.fetched_tokens or 0)
+            fetched.append(admitted.fetched_tokens or 0)
             await world.erase(borrower)
             await asyncio.sleep(0.5)
-            assert left(world) == []
-        return found
+            assert leftovers(world) == []
+        return fetched
 
-    found = played(script, kind=kind)
-    assert any(found), "some came before the erasure"
+    fetched = played(script, kind=kind)
+    assert any(fetched), "some heads arrive before the erasure"
 
 
 def test_lender_that_dies_costs_no_answer():
     async def script(world):
         with spread(world):
-            first, _, _ = await world.ask("alice", told("alice"))
-            taking = asyncio.create_task(world.ask("bob", told("bob")))
+            first, _, _ = await world.ask("alice", begin("alice"))
+            taking = asyncio.create_task(world.ask("bob", begin("bob")))
             await asyncio.sleep(0.02)
             world.nodes[first.node].kill()
             _, text, finished = await taking
@@ -113,7 +113,7 @@ def test_lender_that_dies_costs_no_answer():
         return text
 
     async def calm(world):
-        _, text, _ = await world.ask("bob", told("bob"))
+        _, text, _ = await world.ask("bob", begin("bob"))
         return text
 
     assert played(script) == played(calm)
@@ -121,7 +121,7 @@ def test_lender_that_dies_costs_no_answer():
 
 @pytest.mark.slow
 def test_lives_with_lent_heads_violate_nothing():
-    """With erasures, kills and moves, whose traces other tests describe."""
+    """Random lives with erasures, kills and moves."""
     taken = []
     take = SharedPrefixTarget.take_head
 

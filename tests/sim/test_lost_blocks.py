@@ -17,7 +17,7 @@ from fabric.record.message_positions import message_digest
 from fabric.settings import NodeSettings
 from fabric.turn.messages import Message, MessageRole
 from node.store.block_files import file_name
-from tests.sim.script import TENANT, Talk, on, patient, play
+from tests.sim.script import TENANT, Talk, on, play, retry
 
 MIB = 1 << 20
 SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
@@ -67,7 +67,7 @@ class Case:
 
 
 async def move(case):
-    receipt = await patient(lambda: case.services.moves.migrate(*KEY, case.target))
+    receipt = await retry(lambda: case.services.moves.migrate(*KEY, case.target))
     assert receipt.target == case.target
     await case.alice.say("and now")
     assert case.alice.last.node == case.target
@@ -76,7 +76,7 @@ async def move(case):
 async def move_live(case):
     talking = asyncio.create_task(case.alice.say("a long one", max_tokens=100))
     await asyncio.sleep(1.0)
-    await patient(lambda: case.services.moves.migrate(*KEY, case.target))
+    await retry(lambda: case.services.moves.migrate(*KEY, case.target))
     await talking
 
 
@@ -148,9 +148,9 @@ def test_agent_with_a_lost_block_supports_every_action(action, found, hot):
         durable_tokens = case.alice.durable_tokens
         assert await case.alice.say("in the end")
         if hot and action != "fork here":
-            # Memory had it all: what is lost on the drive was saved again, or never asked for.
+            # The hot cache had all: blocks lost on the drive were saved again, or not needed.
             assert case.alice.last.cached_tokens >= durable_tokens - 1
-        assert not case.services.fleet.directory.in_doubt()
+        assert not case.services.fleet.directory.undecided_agents()
 
     play(live, SETTINGS)
 
@@ -158,7 +158,7 @@ def test_agent_with_a_lost_block_supports_every_action(action, found, hot):
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
 @pytest.mark.parametrize("action", ["move", "drain", "pin", "direct"])
 def test_block_lost_while_a_record_is_written_blocks_no_action(action, hot):
-    """One is lost already; another goes between the look at what is left and the record."""
+    """One block is lost already; another is lost between the check of blocks and the write."""
 
     async def live(world):
         case = Case(world)
@@ -226,7 +226,7 @@ def test_agent_without_any_block_left_stays_usable(action):
 
 @pytest.mark.parametrize("when", ["at a turn's end", "at the seal"])
 def test_pin_requested_while_a_record_is_written_persists(when):
-    """It is in the next record, wherever that is."""
+    """The next record has the pin, on whichever node it is written."""
 
     async def live(world):
         alice = Talk(world, ALICE, "you are alice " * 30)
@@ -245,7 +245,7 @@ def test_pin_requested_while_a_record_is_written_persists(when):
 
         store.publish = pinning
         if when == "at the seal":
-            await patient(lambda: world.router.services.moves.migrate(*KEY, target))
+            await retry(lambda: world.router.services.moves.migrate(*KEY, target))
             host = world.nodes[target]
         else:
             await alice.say("two")

@@ -48,8 +48,8 @@ async def erase(world, messages, home, other):
     return await world.erase("alice")
 
 
-async def fails_once(flow, number, world):
-    """Run a flow whose `number`-th write fails in place; start anew, and look for the memory."""
+async def fail_once(flow, number, world):
+    """Run a flow whose `number`-th write fails in place; restart and check what is found."""
     messages = begin("zebra")
     admitted, text, _ = await world.ask("alice", messages)
     messages = [
@@ -67,10 +67,10 @@ async def fails_once(flow, number, world):
     for host in world.nodes.values():
         host.drive.fault = None
     at_least = admitted.prompt_tokens
-    if flow is not erase:  # whatever its result, the agent continues, and must not fall back
+    if flow is not erase:  # the agent continues, and must not lose its turns
         later, text, finished = done if flow is turn else await world.ask("alice", messages)
-        known = [*messages, {"role": "assistant", "content": text}]
-        messages = [*known, {"role": "user", "content": "And then?"}]
+        answered = [*messages, {"role": "assistant", "content": text}]
+        messages = [*answered, {"role": "user", "content": "And then?"}]
         at_least = later.prompt_tokens if finished.durable else at_least
     await asyncio.sleep(2.0)
     for host in world.nodes.values():
@@ -91,13 +91,13 @@ async def fails_once(flow, number, world):
 def fail_each_write(flow, kind):
     """Play the flow once for each of its writes; return how many there are."""
     for number in range(WRITES_MAX):
-        if play(partial(fails_once, flow, number), kind=kind).result is None:
+        if play(partial(fail_once, flow, number), kind=kind).result is None:
             return number
-    pytest.fail(f"{flow.__name__} never comes to an end")
+    pytest.fail(f"{flow.__name__} never runs out of writes")
 
 
 def test_record_left_by_a_failed_move_is_detected():
-    """With it, the target's next start takes back what the source has acknowledged since."""
+    """At its next start the target would revert turns that the source acknowledged since."""
     with refused_records_are_not_put_back(), pytest.raises(AssertionError):
         fail_each_write(move, "full")
 
@@ -108,4 +108,4 @@ def test_record_left_by_a_failed_move_is_detected():
     [pytest.param(name, marks=[] if name == "full" else [pytest.mark.nightly]) for name in KINDS],
 )
 def test_every_write_of_a_flow_may_fail_after_its_rename(flow, kind):
-    assert fail_each_write(flow, kind) > 0, "the flow writes"
+    assert fail_each_write(flow, kind) > 0, "the flow writes nothing"

@@ -10,11 +10,11 @@ from tests.sim.scripted import TENANT, begin, play
 WORD = "lantern"  # in the prompt of all agents
 
 
-async def two_alike(world):
-    """Have two agents begin alike on one node; return it and the others."""
+async def two_with_one_prefix(world):
+    """Start two agents with one prefix on one node; return that host and the others."""
     admitted, _, _ = await world.ask("alice", begin("zebra"))
     again, _, _ = await world.ask("bob", begin("tapir"))
-    assert again.node == admitted.node, "where its beginning is"
+    assert again.node == admitted.node, "the node with its prefix"
     home = world.nodes[admitted.node]
     return home, [host for host in world.nodes.values() if host is not home]
 
@@ -31,7 +31,7 @@ async def until_borrowed(hosts):
 
 def test_first_turn_on_an_empty_node_finds_the_shared_prefix():
     async def script(world):
-        home, others = await two_alike(world)
+        home, others = await two_with_one_prefix(world)
         await until_borrowed(others)
         home.kill()
         admitted, _, finished = await world.ask("carol", begin("okapi"))
@@ -44,7 +44,7 @@ def test_first_turn_on_an_empty_node_finds_the_shared_prefix():
 
 def test_restarted_node_receives_the_shared_prefix_again():
     async def script(world):
-        _, (host, _) = await two_alike(world)
+        _, (host, _) = await two_with_one_prefix(world)
         await until_borrowed([host])
         host.kill()
         assert not has_borrowed(host)
@@ -55,7 +55,7 @@ def test_restarted_node_receives_the_shared_prefix_again():
 
 def test_erasure_removes_borrowed_prefixes_from_all_nodes():
     async def script(world):
-        _, others = await two_alike(world)
+        _, others = await two_with_one_prefix(world)
         await until_borrowed(others)
         assert all(world.words_on(host, WORD) for host in others)
         for agent in ("alice", "bob"):
@@ -67,12 +67,12 @@ def test_erasure_removes_borrowed_prefixes_from_all_nodes():
 
 
 def test_moves_take_precedence_over_prefix_seeding():
-    """While a move is under way no node is asked for spans."""
+    """No spans are requested while a move is under way."""
 
     async def script(world):
         services = world.router.services
         services.moves._running[TENANT, AgentId("moving")] = None
-        _, others = await two_alike(world)
+        _, others = await two_with_one_prefix(world)
         await asyncio.sleep(3 * HEARTBEAT_S)
         assert not any(host.node.moves.prefix_target.leases.refs for host in others)
         services.moves._running.clear()

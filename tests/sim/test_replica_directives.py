@@ -1,4 +1,4 @@
-"""Directives survive the loss of an owner: replicas have them, and so do forks of these."""
+"""Directives survive the loss of an owner, since its replicas have them."""
 
 import asyncio
 from unittest.mock import AsyncMock, patch

@@ -18,7 +18,7 @@ SOON_S = 5.0
 
 
 def words_on(host):
-    """List the files of a disk that have the secret, as text or as tokens."""
+    """List the files of a disk that contain the secret, as text or as tokens."""
     forms = (SECRET.encode(), b"".join(ord(char).to_bytes(4, "little") for char in SECRET))
     return [name for name, raw in host.drive.files.items() if any(f in raw for f in forms)]
 
@@ -49,7 +49,7 @@ def test_replica_is_renewed_or_dropped_after_forget(kept):
 
 
 def test_stale_offer_does_not_keep_a_replica():
-    """A move from there was interrupted; its ticket would be good for minutes."""
+    """An interrupted move from there left an offer that is valid for minutes."""
 
     async def live(world):
         alice, copy = await forgotten(world, kept=False)

@@ -1,4 +1,4 @@
-"""Fifty power cuts: every agent is asked at once while its node joins up to a minute later."""
+"""Fifty power cuts: every agent gets a turn at once; its node joins up to a minute later."""
 
 import asyncio
 
@@ -36,11 +36,13 @@ class Client:
             raise FabricError(message, code="router_gone")
         owner_wait_judge, waiting_turn = world.owner_wait_judge, None
         if last is not None:
-            waiting_turn = owner_wait_judge.ask(self.key, last.node, last.epoch, self.messages)
+            waiting_turn = owner_wait_judge.watch_turn(
+                self.key, last.node, last.epoch, self.messages
+            )
         admitted, text, _ = await world.ask(self._agent, self.messages)
         owner_wait_judge.check_admitted(waiting_turn, admitted)
         is_warm = last is None or admitted.cached_tokens >= self.cached[-1]
-        assert is_warm or admitted.node != last.node, "an owner has forgotten"
+        assert is_warm or admitted.node != last.node, "an owner has lost its cache"
         world.clients.answered_s = world.loop.now_s
         self.last = admitted
         self.cached.append(admitted.prompt_tokens)
@@ -64,14 +66,14 @@ async def restart_again_and_again(world, cuts, counts_nodes):
 
 
 def slow_down(world):
-    """Let every node take seconds for a prompt, and measure that."""
+    """Let every node take seconds for a prompt; the power cut makes it measure that."""
     for host in world.nodes.values():
         host._tokens_per_s = SPEED
     world.chaos.cut_power(world.stream("first"))
 
 
-async def hang_until_met(world, host):
-    """Stop a node until a new router has served for a while."""
+async def hang_after_router_start(world, host):
+    """Freeze a node until a new router has served for a while."""
     host.freeze()
     while world.router.services is None:  # noqa: ASYNC110 - simulated time
         await asyncio.sleep(AGAIN_S)
@@ -90,7 +92,7 @@ async def restart_the_router_again_and_again(world, cuts):
             await asyncio.sleep(1.0)
         world.router.kill()
         hanging = asyncio.create_task(
-            hang_until_met(world, world.nodes[names[number % len(names)]])
+            hang_after_router_start(world, world.nodes[names[number % len(names)]])
         )
         await asyncio.sleep(FIRST_S)
         await asyncio.gather(*(client.ask() for client in clients))
@@ -103,7 +105,7 @@ def test_router_restart_changes_no_owner(cuts):
     world = play(lambda world: restart_the_router_again_and_again(world, cuts))
 
     before, after = world.result
-    print(f"{world.owner_wait_judge.waited_count} turns waited for their owner to be met")
+    print(f"{world.owner_wait_judge.waited_count} turns waited for their owner to report")
     assert world.owner_wait_judge.waited_count > 0
     assert world.owner_wait_judge.elsewhere_count == 0
     assert before == after
@@ -116,5 +118,5 @@ def test_turns_wait_for_their_owner_as_long_as_a_prefill_takes(cuts, counts_node
 
     owner_wait_judge = world.owner_wait_judge
     print(f"{owner_wait_judge.waited_count} turns waited for their owner", end=", ")
-    print(f"{owner_wait_judge.elsewhere_count} were served elsewhere: their owner came too late")
+    print(f"{owner_wait_judge.elsewhere_count} were served elsewhere: owners were late")
     assert owner_wait_judge.waited_count > 0

@@ -20,7 +20,7 @@ FILLER = "the first prompt  " * 20
 
 
 class Case:
-    """Alice, acknowledged by node-a at 1.0 s; her client hears it at 5.0 s."""
+    """Alice, acknowledged by node-a at 1.0 s; her client gets the reply at 5.0 s."""
 
     def __init__(self):
         self.found = []
@@ -60,10 +60,10 @@ class Case:
         answer="",
         prompt=FILLER + "!",
     ):
-        """Let the client hear of it, and `node` admit its next turn; return what failed."""
+        """Deliver the acknowledgement, have `node` admit the next turn; return the violations."""
         self.at(5.0)
         taken = Part(node="node-a", epoch=1, cached_tokens=300, amortized_tokens=amortized_tokens)
-        acked = self.reuse_judge.ack(KEY, FILLER, answer, self.watch.finisher("op-1", taken), taken)
+        acked = self.reuse_judge.ack(KEY, FILLER, answer, self.watch.find_end("op-1", taken), taken)
         talk = Part(key=KEY, name="alice", acked=acked)
         talk.attempts = [Attempt(prompt, edits)]
         talk.is_shared = talk.may_be_erased = False
@@ -85,7 +85,7 @@ def test_missing_acknowledged_cache_is_a_violation(node):
 
 
 def test_edited_cache_must_be_reused_on_request_and_else_its_prefix():
-    """Here 280 of 380 were before it."""
+    """Here 280 of 300 cached tokens are exact."""
     edited = {"amortized_tokens": 20}
     assert Case().judge("node-a", cached_tokens=280, **edited) == []
     assert len(Case().judge("node-a", cached_tokens=279, **edited)) == 1
@@ -132,7 +132,7 @@ def test_eviction_excuses_a_turn_that_ended_before_its_admission_arrived():
     case = Case()
     case.at(2.0).watch.note_evicted(KEY, "node-a")
     case.watch._finished["op-1"].pop()
-    case.finish("node-a", 3.0)  # the next one, begun anew
+    case.finish("node-a", 3.0)  # the next turn, begun anew
     case.watch._finished["op-1"][:] = [("node-a", 1, 1.0)]
     assert case.judge("node-a") == []
 
@@ -166,16 +166,16 @@ def starting(case):
     case.nodes["node-a"].is_serving = False
 
 
-def hung_before_it_was_heard(case):
+def hung_before_the_reply_arrived(case):
     case.at(3.0).watch.on_trouble("node-a")
 
 
-def killed_while_it_had_her(case):
+def killed_as_a_later_owner(case):
     case.at(2.0).watch.on_host(KEY, "node-c")  # a move
     case.at(3.0).watch.on_trouble("node-c")
 
 
-@pytest.mark.parametrize("what", [starting, hung_before_it_was_heard, killed_while_it_had_her])
+@pytest.mark.parametrize("what", [starting, hung_before_the_reply_arrived, killed_as_a_later_owner])
 def test_trouble_of_the_owner_excuses_other_nodes_only(what):
     case = Case()
     what(case)

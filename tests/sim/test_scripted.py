@@ -1,4 +1,4 @@
-"""Faults that random lives have found, each as a script."""
+"""Bugs that random lives have found, each as a script."""
 
 import asyncio
 
@@ -57,7 +57,7 @@ async def erased_while_its_disk_refuses(world):
     assert admitted.node != owner.name
     for way in ((owner.name, ROUTER), (ROUTER, owner.name)):
         world.network.cut(*way, change=-1)
-    await asyncio.sleep(10.0)  # two owners: the former gives way, as far as its disk lets it
+    await asyncio.sleep(10.0)  # the former owner steps down as far as its disk allows
     owner.drive.is_sticky = False
     await asyncio.sleep(60.0)
     return world.words_on(owner, "zebra")
@@ -83,7 +83,7 @@ async def abort(world, key, target):
 
 @pytest.mark.parametrize("action", [move, replicate, abort])
 def test_commit_waiting_for_its_agent_does_not_block_others(action):
-    """A turn of hers at the target keeps a move waiting for seconds; his decisions go on."""
+    """Alice's move waits for her turn at the target; Bob's calls are served meanwhile."""
 
     async def script(world):
         admitted, _, _ = await world.ask("alice", begin("zebra"))
@@ -93,15 +93,15 @@ def test_commit_waiting_for_its_agent_does_not_block_others(action):
             await world.move("bob", admitted.node)
         await replicate(world, ALICE, target)
         node = world.nodes[target].node
-        hers = node.resources.table.get(ALICE)
-        async with hers.turn_lock:
+        agent = node.resources.table.get(ALICE)
+        async with agent.turn_lock:
             moving = asyncio.create_task(world.move("alice", target))
             while not node.moves.incoming.decision_lock(ALICE).locked():  # noqa: ASYNC110 - simulated time
                 await asyncio.sleep(0.01)
             await action(world, BOB, target)
-            assert node.moves.incoming.decision_lock(ALICE).locked(), "hers is not decided yet"
+            assert node.moves.incoming.decision_lock(ALICE).locked(), "her move is not decided yet"
             assert not moving.done()
         await moving
-        assert hers.manifest.state is OwnerState.OWNED
+        assert agent.manifest.state is OwnerState.OWNED
 
     play(script)

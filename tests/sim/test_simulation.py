@@ -13,8 +13,8 @@ from tests.sim.world import run
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, SEEDS_NIGHTLY, SEEDS_A_TEST = 10, 10_000, 10
 PLANTED_SEEDS_MAX = 60
-# Left to the nightly tests: found only by lives in which several things meet (minutes), or later
-# than a plant of the same kind that `make test` tries.
+# Left to the nightly tests: found only by lives in which several events coincide (minutes), or
+# later than a plant of the same kind that `make test` tries.
 FOUND_LATE = {
     "source_serves_after_the_seal",
     "the_router_fences_no_turn",
@@ -45,7 +45,7 @@ FOUND_LATE = {
     "the_older_directive_wins",
     "active_agents_are_evicted",
 }
-# Short lives that find many of them. `python -m tests.sim --plant NAME --count 60` says which do.
+# Short lives that find many plants. `python -m tests.sim --plant NAME --count 60` says which do.
 TRIED_FIRST = (4, 5, 3, 44, 27, 11)
 # Seeds that find a plant sooner than those do; tried before all others.
 FOUND_BY = {
@@ -79,13 +79,13 @@ TRACE_TAIL = 40
 
 
 def check(seed):
-    """Live one seed; where something is violated, say what and how to see it alone."""
+    """Run one seed; fail with its violation, and the command that reproduces it."""
     world = run(seed)
     if world.violation is not None:
         tail = "\n".join(f"{at_s:10.4f}  {text}" for at_s, text in world.trace[-TRACE_TAIL:])
         message = f"seed {seed}: {world.violation}\n{tail}\n"
         pytest.fail(f"{message}see it all: python -m tests.sim --seed {seed} --trace")
-    assert world.clients.answered_count >= len(world.clients.talks), "the clients were served"
+    assert world.clients.answered_count >= len(world.clients.talks), "clients were served"
 
 
 @pytest.mark.slow
@@ -115,13 +115,13 @@ def test_simulation_finds_planted_faults(plant):
         with plant():
             if run(seed).violation is not None:
                 return
-    pytest.fail(f"{PLANTED_SEEDS_MAX} seeds live with it")
+    pytest.fail(f"{PLANTED_SEEDS_MAX} seeds do not find it")
 
 
 def test_runs_are_deterministic_per_seed():
-    """Also in another process, whose strings hash differently."""
-    seeds = range(39, 41)  # of which the second copies agents after a node's return
-    mine = [run(seed).digest() for seed in seeds]
+    """Even in another process with another hash seed."""
+    seeds = range(39, 41)  # the second copies agents after a node's return
+    digests = [run(seed).digest() for seed in seeds]
     command = [sys.executable, "-m", "tests.sim", "--seed", "39", "--count", "2", "--digest"]
     process = subprocess.run(
         command,
@@ -133,6 +133,6 @@ def test_runs_are_deterministic_per_seed():
         check=True,
     )
 
-    assert len(set(mine)) == len(seeds)
-    for seed, digest in zip(seeds, mine, strict=True):
+    assert len(set(digests)) == len(seeds)
+    for seed, digest in zip(seeds, digests, strict=True):
         assert f"{seed} {digest}" in process.stdout

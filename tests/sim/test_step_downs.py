@@ -19,7 +19,7 @@ from node.agents.agent import Agent
 from node.limits import FLUSH_IDLE_S
 from node.migration.ownership import OwnershipReleases
 from tests.sim.node_host import CLUSTER_KEY
-from tests.sim.script import failing_in_place, full_for_records, patient, refused
+from tests.sim.script import failing_in_place, full_for_records, refused, retry
 from tests.sim.scripted import TENANT, begin, play
 from tests.sim.test_erasure_races import until
 
@@ -28,8 +28,8 @@ RECORD = f"manifests/{agent_digest(CLUSTER_KEY, *ALICE)}.mf"
 MOVE = MigrationId("m" * 32)
 
 
-def go_on(text, messages=None):
-    """Answer an agent's first words."""
+def continued(text, messages=None):
+    """Return a conversation, by default the first one, with its answer and a question."""
     answer = {"role": "assistant", "content": text}
     return [*(messages or begin("zebra")), answer, {"role": "user", "content": "And?"}]
 
@@ -47,13 +47,13 @@ async def undecided(world):
             error = await moving
     assert error.code == "undecided"
     assert on_disk(source).state is OwnerState.SEALED
-    return source, go_on(text)
+    return source, continued(text)
 
 
 async def released(world):
-    """Release her at her node, whose disk refuses it, to another node that never got her.
+    """Release her, while her disk refuses records, to a node that does not have her.
 
-    It was lost since, or has let her go.
+    As if that node was lost since, or has evicted her.
     """
     admitted, text, _ = await world.ask("alice", begin("zebra"))
     source = world.nodes[admitted.node]
@@ -61,7 +61,7 @@ async def released(world):
     with full_for_records(source.drive):
         call = ReleaseAgent(TENANT, admitted.agent, admitted.epoch + 4, MOVE, NodeName(other))
         assert await refused(world.on(source, source.node.moves.source.release(call)))
-    return source, go_on(text)
+    return source, continued(text)
 
 
 async def restart(world):
@@ -85,7 +85,7 @@ def test_next_turn_is_served_by_the_node_with_the_cache(setup, event, wait_s):
         source, messages = await setup(world)
         await event(world)
         await asyncio.sleep(wait_s)
-        admitted, _, finished = await patient(lambda: world.ask("alice", messages))
+        admitted, _, finished = await retry(lambda: world.ask("alice", messages))
         assert admitted.node == source.name
         assert admitted.cached_tokens > len("zebra")
         assert finished.durable
@@ -99,7 +99,7 @@ def test_turn_is_served_while_the_disk_refuses_the_release(setup):
         source, messages = await setup(world)
         with full_for_records(source.drive):
             await asyncio.sleep(3 * FLUSH_IDLE_S)
-            admitted, _, finished = await patient(lambda: world.ask("alice", messages))
+            admitted, _, finished = await retry(lambda: world.ask("alice", messages))
         assert (admitted.node, finished.durable) == (source.name, False)
         await asyncio.sleep(2 * FLUSH_IDLE_S)
         assert on_disk(source).epoch == admitted.epoch
@@ -136,9 +136,9 @@ def test_unnamed_conversation_continues_after_release():
         with mock.patch.object(world, "turn", unnamed):
             _, messages = await released(world)
             for _ in range(3):
-                _, text, finished = await patient(lambda messages=messages: world.ask("", messages))
+                _, text, finished = await retry(lambda messages=messages: world.ask("", messages))
                 assert finished.durable
-                messages = go_on(text, messages)
+                messages = continued(text, messages)
 
     play(script)
 
@@ -152,7 +152,7 @@ async def brought(world, source, other):
 
 
 async def imported(world, source, other):
-    """Let a file of hers be read back there."""
+    """Import a hibernation file of hers at `source`."""
     export = other.node.moves.exports.begin(Hibernate(*ALICE, 3))
 
     async def written():
@@ -193,7 +193,7 @@ def test_released_node_rejects_ownership_below_its_fence(action):
 
 
 def test_seal_finished_after_the_release_blocks_no_turn():
-    """A new router finds another owner while a call of the one before still seals the agent."""
+    """A new router releases the agent while the old router's call still seals it."""
 
     async def script(world):
         admitted, text, _ = await world.ask("alice", begin("zebra"))
@@ -203,21 +203,21 @@ def test_seal_finished_after_the_release_blocks_no_turn():
         world.loop.start_worker = world._start_worker
         source.drive.slow_s = 1.0
         seal = SealAgent(*ALICE, 1, MOVE, NodeName(other))
-        sealing = world.here(source, source.node.moves.source.seal(seal))
+        sealing = world.spawn_on(source, source.node.moves.source.seal(seal))
         await until(agent.turn_lock.locked)
         release = ReleaseAgent(*ALICE, 2, MOVE, NodeName(source.name))
         await world.on(source, source.node.moves.source.release(release))
         assert sealing.done()
         source.drive.slow_s = 0.0
         await asyncio.sleep(2 * HEARTBEAT_S)
-        await world.ask("alice", go_on(text))
+        await world.ask("alice", continued(text))
 
     play(script)
 
 
 @contextmanager
-def nodes_list_what_their_records_say():
-    """Plant: lists omit a release that is not yet written, and it has to be sent again."""
+def nodes_list_stored_records():
+    """Planted fault: lists omit an unwritten release, which is never written by itself."""
     view = Agent.view
 
     def by_record(self):
@@ -237,5 +237,5 @@ def nodes_list_what_their_records_say():
 @pytest.mark.parametrize("setup", [undecided, released])
 @pytest.mark.parametrize("event", [nothing, restart])
 def test_listing_an_unreleased_record_is_detected(setup, event):
-    with nodes_list_what_their_records_say(), pytest.raises(RetryLaterError, match="being decided"):
+    with nodes_list_stored_records(), pytest.raises(RetryLaterError, match="being decided"):
         test_next_turn_is_served_by_the_node_with_the_cache(setup, event, HEARTBEAT_S)

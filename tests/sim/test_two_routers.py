@@ -21,14 +21,14 @@ def check(seed):
         tail = "\n".join(f"{at_s:10.4f}  {text}" for at_s, text in world.trace[-TRACE_TAIL:])
         message = f"seed {seed}: {world.violation}\n{tail}\n"
         pytest.fail(f"{message}see it all: python -m tests.sim --routers 2 --seed {seed} --trace")
-    assert world.clients.answered_count >= len(world.clients.talks), "the clients were served"
+    assert world.clients.answered_count >= len(world.clients.talks), "clients were served"
     return world
 
 
 @pytest.mark.slow
 def test_seeds():
     worlds = [check(seed) for seed in range(SEEDS)]
-    assert any(len(world.term_judge.winners) > 1 for world in worlds), "some took over"
+    assert any(len(world.term_judge.winners) > 1 for world in worlds), "a standby took over"
     assert all(world.term_judge.placed_count for world in worlds)
 
 
@@ -45,7 +45,7 @@ def test_lives_find_planted_faults(plant):
         with plant():
             if run(seed, two_routers).violation is not None:
                 return
-    pytest.fail(f"{PLANTED_SEEDS_MAX} seeds live with it")
+    pytest.fail(f"{PLANTED_SEEDS_MAX} seeds do not find it")
 
 
 @pytest.mark.parametrize(("epoch", "is_fine"), [(4, True), (5, False)])

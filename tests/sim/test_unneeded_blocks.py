@@ -17,7 +17,7 @@ TOKENS = list(range(40))
 
 
 def litter(node):
-    """Store a block that no record comes of."""
+    """Store a block that no record uses."""
     (span,) = node.resources.store.spans(TENANT, TOKENS)
     kv = memoryview(bytearray(node.resources.identity.spec.kv_bytes(len(TOKENS))))
     node.resources.store.blocks.abandon([node.resources.store.save_block(span, TOKENS, kv)])
@@ -67,8 +67,8 @@ def test_action_succeeds_when_unneeded_blocks_cannot_be_removed(action):
             return stored
 
         stored = await world.on(host, work())
-        left = len(host.drive.files) - (action is resume)  # of its record
-        assert left == stored - 1, "it goes with a later sweep"
+        files_count = len(host.drive.files) - (action is resume)  # of its record
+        assert files_count == stored - 1, "a later sweep removes the block"
 
     play(script)
 

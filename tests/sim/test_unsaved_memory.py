@@ -29,23 +29,23 @@ def turn(name, text="", epoch=1):
     )
 
 
-async def remember(node, name, text=""):
-    """Take a turn on this very node."""
+async def take_turn(node, name, text=""):
+    """Take a turn on a node; return its last event."""
     return [event async for event in node.turns.serve(turn(name, text))][-1]
 
 
 async def saved_one_after_another(world):
-    """Let a disk that has refused three agents take them again, slowly."""
+    """Let a disk that refused three agents save them slowly; return samples of the memory."""
     host = world.nodes["node-a"]
     node, table = host.node, host.node.resources.table
-    await world.on(host, node.background.retries.stop())  # so that this alone saves them
+    await world.on(host, node.background.retries.stop())  # so that only the flush below saves them
     host.drive.is_full = True
     for name in NAMES:
-        last = await world.on(host, remember(node, name))
+        last = await world.on(host, take_turn(node, name))
         assert not last.durable
-    assert table.hot_bytes > node.tiers.hot.limit_bytes, "refused, they stay beyond the budget"
+    assert table.hot_bytes > node.tiers.hot.limit_bytes, "unsaved agents stay, over the budget"
     host.drive.is_full, host.drive.slow_s = False, 1.0
-    flushing = world.here(host, node.tiers.flusher.flush())
+    flushing = world.spawn_on(host, node.tiers.flusher.flush())
     seen = []
     while not flushing.done():
         waiting = [agent for agent in table if agent.cache is not None and agent.is_unsaved]
@@ -71,16 +71,16 @@ async def cancelled(node, request):
 
 
 def taken_over(*, is_saved):
-    """Make a script in which another node takes an agent over whose last turn is in memory only."""
+    """Return a script in which another node takes over an agent whose last turn is unsaved."""
 
     async def script(world):
         host = world.nodes["node-a"]
         node, key = host.node, (TENANT, AgentId("alice"))
         await world.on(host, node.background.retries.stop())
         if is_saved:
-            assert (await world.on(host, remember(node, "alice"))).durable
+            assert (await world.on(host, take_turn(node, "alice"))).durable
         host.drive.is_full = True
-        assert not (await world.on(host, remember(node, "alice", " goes on"))).durable
+        assert not (await world.on(host, take_turn(node, "alice", " goes on"))).durable
         host.drive.is_full = False
         agent = node.resources.table.get(key)
         before = agent.saved
@@ -94,21 +94,21 @@ def taken_over(*, is_saved):
             await release(host.name)
         assert agent.is_unsaved, "a release without a successor loses nothing"
         await release("node-b")
-        left = agent.manifest, agent.cache, agent.is_durable
+        state = agent.manifest, agent.cache, agent.is_durable
         world.disk_judge.check_tables(node)
         await world.on(host, cancelled(node, turn("alice", epoch=3)))
         world.disk_judge.check_tables(node)
-        return before, *left, len(host.caches)
+        return before, *state, len(host.caches)
 
     return script
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
 def test_unsaved_agent_taken_over_keeps_its_disk_record(is_saved):
-    before, left, cache, is_durable, caches_count = play(taken_over(is_saved=is_saved)).result
-    assert (left.state, left.epoch, left.owner) == (OwnerState.REPLICA, 2, "node-b")
+    before, record, cache, is_durable, caches_count = play(taken_over(is_saved=is_saved)).result
+    assert (record.state, record.epoch, record.owner) == (OwnerState.REPLICA, 2, "node-b")
     kept = (before.text, before.pieces) if is_saved else ("", PieceTable())
-    assert (left.text, left.pieces) == kept
+    assert (record.text, record.pieces) == kept
     assert cache is None
-    assert is_durable, "what there is of it"
+    assert is_durable, "nothing unsaved is left"
     assert caches_count == 0

@@ -19,7 +19,7 @@ CUT_TEXTS = {ord(text): text.encode() for text in (*ROLES.values(), _END)}
 
 
 def render(messages, *, opens_answer=True):
-    """Spell a conversation up to where the model answers."""
+    """Return the prompt of a conversation, up to where the model answers."""
     text = "".join(f"{ROLES[m['role']]}{m['content']}{_END}" for m in messages)
     return text + ROLES["assistant"] * opens_answer
 
@@ -37,7 +37,7 @@ class _Detokenizer:
 
 
 class _Wrapper:
-    """What `Answer` asks of mlx-lm's tokenizer."""
+    """The part of mlx-lm's tokenizer that `Answer` uses."""
 
     @property
     def detokenizer(self):
@@ -45,7 +45,7 @@ class _Wrapper:
 
 
 class SimTokenizer:
-    """Characters as tokens."""
+    """A tokenizer with characters as tokens."""
 
     wrapper = _Wrapper()
     warning = None  # of its template
@@ -56,7 +56,7 @@ class SimTokenizer:
     control_marks = ControlMarks({text: token for token, text in special_texts.items()})
     template = SimpleNamespace(exists=True)
     reach_bytes = 4
-    told_options = MappingProxyType({})
+    default_options = MappingProxyType({})
 
     def render(self, messages, tools, options, *, opens_answer=True):
         return render(messages, opens_answer=opens_answer)

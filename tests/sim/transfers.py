@@ -10,11 +10,11 @@ from node.transfer.offer_book import OfferBook
 from tests.sim.workers import Worker, atomic
 
 PORT = 7_000
-BYTES_PER_S, FAR_BYTES_PER_S = 20e6, 2e3
+BYTES_PER_S, SLOW_BYTES_PER_S = 20e6, 2e3
 
 
 class SimTransfers:
-    """What a Node asks of its TransferServer."""
+    """The part of TransferServer that a Node uses."""
 
     def __init__(self, name, cluster_key, clock):
         self.offers = OfferBook(name, cluster_key, clock)
@@ -28,9 +28,9 @@ class SimTransfers:
 
 
 def fetch_from(world):
-    """Return what stands for `fetch_blocks`: all blocks, or some and an error."""
+    """Return a simulated `fetch_blocks`, which delivers all blocks, or some and an error."""
 
-    bytes_per_s = FAR_BYTES_PER_S if world.is_far else BYTES_PER_S
+    bytes_per_s = SLOW_BYTES_PER_S if world.has_slow_links else BYTES_PER_S
 
     def reaches(name, peer):
         network = world.network
@@ -52,7 +52,7 @@ def fetch_from(world):
             if is_lost or not reaches(name, peer):
                 spend(world.loop, TRANSFER_TIMEOUT_S)
                 raise _broken(source)
-            with atomic():  # what the peer does for it is none of this process's steps
+            with atomic():  # the peer's work is no step of this process
                 payload = memoryview(bytearray(ref.payload_bytes))
                 peer.node.resources.store.blocks.open_payload(ref).read_into(payload, 0)
             view = allocate(ref)
@@ -68,9 +68,9 @@ def fetch_from(world):
 
 
 def ask_from(world, name):
-    """Return what stands for calls from node to node: they go as far as the network carries them.
+    """Return a function by which a node calls others over the simulated network.
 
-    A doubled one is answered twice, which changes nothing.
+    A duplicated call is answered twice, which changes nothing.
     """
 
     async def ask(source, _addresses, raw, wait_s):
@@ -98,7 +98,7 @@ def ask_from(world, name):
 
 
 def once(reply):
-    """Make a function of its own of it: a node knows the calls it has not answered by that."""
+    """Return a distinct function, by which a node identifies an unanswered call."""
     return lambda data: reply(data)  # noqa: PLW0108
 
 

@@ -1,4 +1,4 @@
-"""Settings that clients give their agents, and the judge of whether they hold."""
+"""Settings that clients give their agents, and the judge of their effect."""
 
 from fabric.record.manifest import AgentSettings, OwnerState
 
@@ -6,18 +6,18 @@ HOT = "hot"
 
 
 class Verbs:
-    """Decay, close, evict and share in one run."""
+    """Changes of settings (decay, close, evict, share) in one run."""
 
     def __init__(self, world, api, stream):
         self._world = world
         self._api = api
         self._stream = stream
-        # By agent: since when its memory is for itself alone for certain, and which node says so.
+        # By agent: since when its memory is certainly private, and the node that acknowledged it.
         self._private = {}
         self.settings_count = 0
 
     def is_private(self, key, node=None):
-        """Say whether an agent's memory is for itself alone, as was acknowledged.
+        """Return whether an agent's memory is acknowledged as private.
 
         With `node`: and whether that node must know it.
         """
@@ -32,83 +32,83 @@ class Verbs:
         )
 
     def forget(self, key):
-        """Note that an agent was erased."""
+        """Record that an agent was erased."""
         self._private.pop(key, None)
 
-    async def say(self, talk):
-        """Say something of an agent."""
+    async def change_settings(self, talk):
+        """Change a random setting of an agent."""
         random = self._stream(talk)
         verb = random.choice([self._close, self._evict, self._decay, self._share, self._share])
         await verb(talk, random)
 
     async def _close(self, talk, random):
-        row, _ = await self._api.insist(talk, random, "close")
+        row, _ = await self._api.repeat_call(talk, random, "close")
         if row is None:
             return
         self.settings_count += 1
         if HOT in row["tiers"] or row["pinned"] or not row["closed"]:
-            self._world.fail(f"{talk.name}: closed, and {row}")
-        self._check_record(talk, lambda wishes: wishes.is_closed, "closed")
+            self._world.fail(f"{talk.name}: closed, but {row}")
+        self._check_record(talk, lambda settings: settings.is_closed, "closed")
 
     async def _evict(self, talk, random):
         world = self._world
         node = random.choice([None, None, *world.nodes])
         body = None if node is None else {"from": "disk", "node": node}
-        row, _ = await self._api.insist(talk, random, "evict", body)
+        row, _ = await self._api.repeat_call(talk, random, "evict", body)
         if row is None:
             return
         self.settings_count += 1
         if node is None and (HOT in row["tiers"] or "disk" not in row["tiers"]):
-            world.fail(f"{talk.name}: evicted, and it is in {row['tiers']}")
+            world.fail(f"{talk.name}: evicted, but it is in {row['tiers']}")
         if node == row["node"]:
             world.fail(f"{talk.name}: evicted from the disk of {node}, which owns it")
 
     async def _decay(self, talk, random):
         if random.random() < 0.3:
-            await self._api.insist(talk, random, "last")
+            await self._api.repeat_call(talk, random, "last")
             return
         after_s = random.choice([0, 5, 60])
-        row, _ = await self._api.insist(talk, random, "decay", {"after_s": after_s})
+        row, _ = await self._api.repeat_call(talk, random, "decay", {"after_s": after_s})
         if row is None:
             return
         self.settings_count += 1
         if row["decays_after_s"] != after_s:
             self._world.fail(f"{talk.name}: it decays after {row['decays_after_s']}, not {after_s}")
-        self._check_record(talk, lambda wishes: wishes.decays_after_s == after_s, "decaying")
+        self._check_record(talk, lambda settings: settings.decays_after_s == after_s, "decaying")
 
     async def _share(self, talk, random):
         await self.share(talk, random.choice(["agent", "agent", "tenant"]))
 
     async def share(self, talk, scope):
-        """Say who else may begin with an agent's memory."""
+        """Set which agents may reuse an agent's memory."""
         random = self._stream(talk)
         self._private.pop(talk.key, None)  # until it is acknowledged
         lineage = self._world.lineage
         series = lineage.begin_series(talk.key)
         if scope == "tenant":
             lineage.allow(talk.key)
-        row, _ = await self._api.insist(talk, random, "share", {"scope": scope})
+        row, _ = await self._api.repeat_call(talk, random, "share", {"scope": scope})
         if row is None:
             return
         self.settings_count += 1
         if row["share"] != scope:
             self._world.fail(f"{talk.name}: shared with its {row['share']}, not its {scope}")
-        self._check_record(talk, lambda wishes: wishes.is_private == (scope == "agent"), scope)
+        self._check_record(talk, lambda settings: settings.is_private == (scope == "agent"), scope)
         if scope == "agent":
             self._private[talk.key] = self._world.loop.now_s, row["node"]
-            if not talk.has_heirs:  # a copy's memory is its own
+            if not talk.has_record_copies:  # a copy's memory is its own
                 lineage.revoke(talk.key, series)
 
     def _check_record(self, talk, holds, what):
-        """Judge that an owner's disk says so, where no turn can have changed it since."""
+        """Check that an owner's disk has a setting, unless a turn may have changed it since."""
         world = self._world
         if talk.attempts or talk.may_be_erased or world.watch.evicted[talk.key]:
             return
         records = [world.disk_judge.records(name).get(talk.key) for name in world.nodes]
         owned = [r for r in records if r is not None and r.state is not OwnerState.REPLICA]
-        if owned and not world.network.is_bad and not any(holds(_wishes(r)) for r in owned):
-            world.fail(f"{talk.name}: said to be {what}, and on no disk")
+        if owned and not world.network.is_bad and not any(holds(_settings_of(r)) for r in owned):
+            world.fail(f"{talk.name}: reported {what}, but on no disk")
 
 
-def _wishes(record):
+def _settings_of(record):
     return record.settings or AgentSettings()

@@ -1,4 +1,4 @@
-"""The window layer of the simulated model: its last entries, and those that wait beside them."""
+"""The window layer of the simulated model: its last entries, and ranges that lie ahead."""
 
 import numpy as np
 from xxhash import xxh3_64_digest
@@ -13,12 +13,12 @@ _GROWTH_TOKENS = 64
 
 
 def window_entry(entry):
-    """Return what the window layer keeps of a token, by its entry in the full one."""
+    """Return a token's entry in the window layer, given its entry in the full layer."""
     return xxh3_64_digest(entry, 1)[:WINDOW_ENTRY_BYTES]
 
 
 class SimWindow:
-    """What SlidingWindows offers, of one layer of a few bytes; of none if it sees no tokens."""
+    """The interface of SlidingWindows, for one layer of a few bytes, or none without tokens."""
 
     def __init__(self, window_tokens):
         self.tokens = window_tokens
@@ -61,7 +61,7 @@ class SimWindow:
         self.rows = self.rows[base - self.base :].copy()
         self.base = base
 
-    # --- rows that are put in place ----------------------------------------------------------
+    # --- edited and moved rows ---------------------------------------------------------------
 
     def needed(self, after, grid):
         return grid.needed(after, self.tokens) if self.tokens else ()
@@ -92,7 +92,7 @@ class SimWindow:
         self.take(empty, grid)
         return [((start, end), [rows[None]]) for start, end, rows in empty]
 
-    def go_on_ahead(self, keep_from, tokens_count):
+    def append_held_rows(self, keep_from, tokens_count):
         (start, _, rows), *self.beside = self.beside
         keep = min(max(keep_from, self.base), start)
         own = self.rows[keep - self.base : start - self.base]

@@ -15,10 +15,10 @@ from unittest import mock
 
 from tests.sim.loop import PROCESS, PowerLostError
 
-_HANDS = []  # idle threads, for the next call of any life
+_IDLE_THREADS = []  # for the next call of any life
 
 
-class _Hand:
+class _Thread:
     """A real thread that runs one task after another, only when resumed."""
 
     def __init__(self):
@@ -35,13 +35,13 @@ class _Hand:
             self.work()
             self._back.release()
 
-    def go_on(self):
+    def resume(self):
         """Let the thread run until it pauses or ends; called by the running thread."""
         self._go.release()
         self._back.acquire()
 
     def pause(self):
-        """Called on the thread: let the caller of `go_on` run."""
+        """Let the caller of `resume` run; called on the thread."""
         self._back.release()
         self._go.acquire()
 
@@ -49,16 +49,16 @@ class _Hand:
 class Worker:
     """One call under way."""
 
-    running: "Worker | None" = None  # who runs now; None: the event loop
+    running: "Worker | None" = None  # the one running now; None: the event loop
 
     def __init__(self, loop, work):
         self._loop = loop
         self._work = work
         self._context = copy_context()
         self.process = PROCESS.get()
-        self._hand = _HANDS.pop() if _HANDS else _Hand()
-        self._hand.work = self._do
-        self._round = 0  # of two wake-ups for one pause only the first counts
+        self._thread = _IDLE_THREADS.pop() if _IDLE_THREADS else _Thread()
+        self._thread.work = self._do
+        self._round = 0  # only the first of two wake-ups for one pause counts
         self._is_atomic = 0
         self.is_doomed = False  # its process is dead: it only unwinds
         self.is_over = False
@@ -78,7 +78,7 @@ class Worker:
                 outcome = self._work()
         except PowerLostError:
             self.is_doomed = True
-        except Exception as raised:  # noqa: BLE001 - it belongs to who waits
+        except Exception as raised:  # noqa: BLE001 - the waiter gets it
             error = raised
         self.is_over = True
         if not self.is_doomed:
@@ -99,17 +99,17 @@ class Worker:
             self.run_on()
 
     def run_on(self):
-        """Run until the next pause; the caller stands still meanwhile."""
+        """Run until the next pause; the caller waits meanwhile."""
         self._round += 1
         before, Worker.running = Worker.running, self
         try:
-            self._hand.go_on()
+            self._thread.resume()
         finally:
             Worker.running = before
         if self.is_over:
             self._loop.workers.remove(self)
-            self._work = self._hand.work = None  # they hold caches
-            _HANDS.append(self._hand)
+            self._work = self._thread.work = None  # they hold caches
+            _IDLE_THREADS.append(self._thread)
 
     # --- on the thread -----------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Worker:
         self._context.copy().run(self._loop.call_soon, self._wake, self._round)
 
     def _wait(self):
-        self._hand.pause()
+        self._thread.pause()
         if self.is_doomed:
             raise PowerLostError
 
@@ -145,7 +145,7 @@ class Worker:
 
 
 def pause(delay_s):
-    """Let others run for so long, if this is a worker's thread."""
+    """Let others run for so long, if a worker's thread calls."""
     if Worker.running is not None:
         Worker.running.pause(delay_s)
 
@@ -156,7 +156,7 @@ def atomic():
 
 
 def unwind(loop):
-    """End the workers of the dead: they meet a power loss wherever they wait."""
+    """End all workers: each meets a power loss where it waits."""
     for worker in list(loop.workers):
         worker.is_doomed = True
         while not worker.is_over:
@@ -164,7 +164,7 @@ def unwind(loop):
 
 
 class SimCondition:
-    """threading.Condition for simulated threads; with its lock, which may be taken again."""
+    """threading.Condition for simulated threads, with its reentrant lock."""
 
     def __init__(self, lock=None):
         self._owner = None
@@ -190,7 +190,7 @@ class SimCondition:
             self._waiting.append(me)
             me.wait()
             return
-        # The event loop stands still until the lock is free, as it really would.
+        # The event loop blocks until the lock is free, as a real one would.
         assert self._owner is not None, "the event loop waits for itself"
         self._owner.run_on()
         if self._depth:  # the owner waits, too
@@ -244,7 +244,7 @@ class SimLock(SimCondition):
 
 
 def _run_waiting_workers():
-    """Let the workers of this process go on that the event loop waits for, the oldest first."""
+    """Run the workers of this process, for which the event loop waits, oldest first."""
     process, loop = PROCESS.get(), asyncio.get_running_loop()
     workers = [worker for worker in loop.workers if worker.process is process]
     assert workers, "the event loop waits without any worker"

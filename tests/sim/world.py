@@ -44,24 +44,24 @@ from tests.sim.workers import Worker, simulated_locks, unwind
 from tests.support.incoming import pinned_blocks
 
 NODES = ("node-a", "node-b", "node-c")
-LIMIT_S = 600.0  # of simulated time without any answer: then something hangs
+LIMIT_S = 600.0  # of simulated time without any answer, which means a hang
 QUIET_S = FLUSH_IDLE_S + 5.0
-IDLE_S = 3  # without a move or copy: no other one is due
+IDLE_S = 3  # without a move or copy: none is due then
 SAVE_POLLS = 20  # of a tenth of a second: no save takes that long
 SELF_TEST_POLLS = 100
 KIB, MIB = 1 << 10, 1 << 20
-CROWD_ODDS, CROWD = 0.1, 14  # all at once, where the memory holds two or three of them
-FRAIL_ODDS = 0.1  # disks fail while agents move
-FAR_ODDS = 0.15  # copies take seconds, and much happens meanwhile
-SHORT_ODDS = 0.1  # machines are short of memory now and then
+CROWD_ODDS, CROWD = 0.1, 14  # clients at once, with memory for two or three
+FAILING_WRITE_ODDS = 0.1  # disks fail while agents move
+SLOW_LINK_ODDS = 0.15  # copies take seconds, and much happens meanwhile
+LOW_MEMORY_ODDS = 0.1  # machines are short of memory now and then
 FAULTY_ODDS = 0.15  # the device that computes fails now and then
-DEVICE_FAILURE_CHANCE = 0.01  # of a chunk or step there
-DARK_ODDS = 0.15  # all processes lose power at once, and prompts take seconds to compute
+DEVICE_FAILURE_CHANCE = 0.01  # per chunk or step of such a device
+POWER_CUT_ODDS = 0.15  # all processes lose power at once, and prompts take seconds to compute
 
 
 @dataclass(eq=False)
 class World:
-    """Everything there is in one run."""
+    """The complete state of one run."""
 
     seed: int
     loop: SimLoop
@@ -75,9 +75,9 @@ class World:
     is_verbose: bool = False
     router_lives: int = 0
     has_standby: bool = False  # there are two routers, of which the nodes choose one
-    graveyard: list = field(default_factory=list)  # kept, so that no destructor runs by chance
+    dead_processes: list = field(default_factory=list)  # kept, as destructors run at random times
 
-    lends_heads = False  # however short, in some kinds of lives; prompts are short here
+    lends_heads = False  # even short ones; simulated prompts are short
 
     def __post_init__(self):
         self.network = Network(self.loop, self.stream("network"))
@@ -120,21 +120,21 @@ class World:
         self.chaos = Chaos(self)
 
     def _press(self, random):
-        """Let some lives be crowded, and in some others the links be slow."""
+        """Draw the pressure on this life, such as crowds, slow links and little memory."""
         self.is_crowded = random.random() < CROWD_ODDS
-        self.is_far = random.random() < FAR_ODDS
-        self.is_frail = random.random() < FRAIL_ODDS
+        self.has_slow_links = random.random() < SLOW_LINK_ODDS
+        self.has_failing_writes = random.random() < FAILING_WRITE_ODDS
         if self.is_crowded:
             self.settings = replace(self.settings, hot_bytes=12 * KIB, active_max=8)
             self.talks_count, self.is_rhythmic, self.speeds = CROWD, True, [500]
-            self.is_slow = False  # no turn would end
+            self.is_slow = False  # else no turn would end
         is_faulty = self.stream("device").random() < FAULTY_ODDS
         self.device_failure_chance = DEVICE_FAILURE_CHANCE if is_faulty else 0.0
-        self.is_short = self.stream("memory").random() < SHORT_ODDS
-        self.is_dark = self.stream("power cut").random() < DARK_ODDS
-        if self.is_dark:
+        self.is_low_on_memory = self.stream("memory").random() < LOW_MEMORY_ODDS
+        self.has_power_cuts = self.stream("power cut").random() < POWER_CUT_ODDS
+        if self.has_power_cuts:
             self.speeds, self.is_slow, self.talks_count = [100], False, 8
-        if self.is_far:
+        if self.has_slow_links:
             self.loop.start_worker = self._start_worker  # else a copy is done at once
 
     def _start_worker(self, work, delay_s):
@@ -146,28 +146,28 @@ class World:
         return random_streams.stream(self.seed, name)
 
     def note(self, text):
-        """Write an event down."""
+        """Append an event to the trace."""
         self.trace.append((round(self.loop.now_s, 6), text))
 
     def digest(self):
-        """Hash all that happened: the same seed always gives the same."""
+        """Hash the trace: the same seed always gives the same hash."""
         return blake2b(repr(self.trace).encode(), digest_size=16).hexdigest()
 
     def next_router_life(self, host):
-        """Count the lives of all routers, so that no two have one number."""
+        """Return an incarnation number that no other router process has."""
         self.router_lives += 1
         return self.router_lives
 
     def fail(self, text):
-        """Say what must not happen; the run ends with the first one."""
-        if self.violation is None and not self.loop.is_over:  # then only the dead are buried
+        """Record a violation; the first one ends the run."""
+        if self.violation is None and not self.loop.is_over:  # then only cleaned up
             self.violation = text
             self.note(f"VIOLATION {text}")
             self.loop.end()
 
     @contextlib.contextmanager
     def taps(self):
-        """Put this world in place of the real one."""
+        """Replace disks, locks and some constants by simulated ones, and record events."""
 
         def open_disk(folder, *_, **__):
             return self.nodes[folder.name].open_disk(STATES)
@@ -189,9 +189,9 @@ class World:
             mock.patch.object(granted_terms, "PosixDisk", open_disk),
             mock.patch.object(drain_flag, "PosixDisk", open_disk),
             mock.patch.object(PosixDisk, "__init__", refuse),
-            # A token is a character here: only then are the router's estimates of seconds right.
+            # A simulated token is one byte: only then are the router's estimates of seconds right.
             mock.patch.object(
-                prompt, "BYTES_PER_TOKEN", 1.0 if self.is_dark or self.lends_heads else 4.0
+                prompt, "BYTES_PER_TOKEN", 1.0 if self.has_power_cuts or self.lends_heads else 4.0
             ),
             mock.patch.object(
                 head_lenders,
@@ -202,7 +202,7 @@ class World:
             yield
 
     async def live(self):
-        """Start, disturb, heal, let it settle, and look at what is left."""
+        """Start the fabric, inject faults, heal it, let it settle, and check what it has."""
         for host in (*self.nodes.values(), self.router):
             host.boot()
         talking = asyncio.create_task(self.clients.run())
@@ -211,30 +211,30 @@ class World:
         self.note("quiet")
         await asyncio.sleep(QUIET_S)
         while any(host.node.resources.workers.fetching_count for host in self.nodes.values()):  # noqa: ASYNC110
-            await asyncio.sleep(1.0)  # a fetch gives a dead peer half a minute
+            await asyncio.sleep(1.0)  # a fetch waits half a minute for a dead peer
         self.invariants.check_quiet()
-        await self.clients.last_words()
+        await self.clients.take_last_turns()
         await asyncio.sleep(3.0)
-        await self._moves_end()
+        await self._await_moves()
         if any(pinned_blocks(host.node) for host in self.nodes.values()):
             self.note("a move is undecided, and hours pass")
-            self.term_judge.is_over = True  # no clock of a Mac jumps beside those of all others
+            self.term_judge.is_over = True  # real clocks do not jump like this
             for host in self.nodes.values():
                 host.clock.offset_s += STALE_S
             await asyncio.sleep(RECLAIM_EVERY_S + 1.0)
-            await self._moves_end()
+            await self._await_moves()
         self.invariants.check_end()
 
-    async def _moves_end(self):
-        """Let drains and replicas come to their end whose agents go over slow links still."""
+    async def _await_moves(self):
+        """Wait for drains and copies that slow links delay, then for saves and self-tests."""
         idle_s = 0
         while idle_s < IDLE_S:
             await asyncio.sleep(1.0)
             idle_s = 0 if self._is_moving() else idle_s + 1
-        for _ in range(SAVE_POLLS):  # what a full disk refused is being tried again at times
+        for _ in range(SAVE_POLLS):  # a save that a full disk refused may be retried now
             if any(_is_writing(host.node) for host in self.nodes.values()):
                 await asyncio.sleep(0.1)
-        for _ in range(SELF_TEST_POLLS):  # as soon as the disk is well again, for one
+        for _ in range(SELF_TEST_POLLS):  # one runs as soon as the disk is well again
             if any(_tests_itself(host.node) for host in self.nodes.values()):
                 await asyncio.sleep(0.1)
 
@@ -253,7 +253,7 @@ def _tests_itself(node):
 
 
 class _LogJudge(logging.Handler):
-    """Fails the run where the product logs an error or a client's text."""
+    """A handler that fails the run when the product logs an error or a client's text."""
 
     def __init__(self, world):
         super().__init__(logging.INFO)
@@ -264,12 +264,12 @@ class _LogJudge(logging.Handler):
         if process is not None and process.is_dead:
             return
         if MARKER.search(record.getMessage()):
-            self._world.fail(f"{record.name} logs what a client said: {record.getMessage()}")
+            self._world.fail(f"{record.name} logs the text of a client: {record.getMessage()}")
         if record.levelno < logging.ERROR:
             return
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            if isinstance(error, DeviceError):  # which is the device's fault
+            if isinstance(error, DeviceError):  # an injected fault
                 self._world.note(f"log: {record.getMessage()}")
                 return
             self._world.note(f"log: {record.getMessage()}: {error!r}")
@@ -279,11 +279,11 @@ class _LogJudge(logging.Handler):
 
 
 def run(seed: int, make=None, *, is_verbose: bool = False) -> World:
-    """Live one seed's life; the world tells what was violated and what happened.
+    """Run one seed's life; return its world, with the violation and the trace.
 
-    `make(seed, loop)` makes another world than the one of chance.
+    `make(seed, loop)` makes another world than the random one.
     """
-    gc.disable()  # in the middle of a run it would cost a tenth of the time
+    gc.disable()  # it would cost a tenth of the time
     loop = SimLoop(seed)
     asyncio.set_event_loop(loop)
     world = (make or World)(seed, loop)
@@ -304,8 +304,8 @@ def run(seed: int, make=None, *, is_verbose: bool = False) -> World:
             finally:
                 for each in loggers:
                     each.removeHandler(log_judge)
-                    each.setLevel(logging.CRITICAL)  # what the dead say
-                _bury(world, loop)
+                    each.setLevel(logging.CRITICAL)  # mutes processes being cleaned up
+                _clean_up(world, loop)
     finally:
         for each, (level, propagate) in zip(loggers, before, strict=True):
             each.setLevel(level)
@@ -315,7 +315,7 @@ def run(seed: int, make=None, *, is_verbose: bool = False) -> World:
 
 
 def two_routers(seed, loop):
-    """Make a world with a standby, to give to `run`."""
+    """Make a world with a standby router, for `run`."""
     return World(seed, loop, has_standby=True)
 
 
@@ -332,12 +332,12 @@ def _drive(world, loop):
 
 
 def _check_progress(world, loop):
-    """Fail where nothing goes on; many slow answers, one after another, take longer."""
+    """Fail a run without any answer for so long; a run of many slow answers may go on."""
     left_s = world.clients.answered_s + LIMIT_S - loop.now_s
     if left_s > 0:
         loop.call_later(left_s, _check_progress, world, loop)
     else:
-        world.fail("the run does not come to an end")
+        world.fail("the run makes no progress")
 
 
 def _unhandled(world, context):
@@ -348,10 +348,10 @@ def _unhandled(world, context):
     world.fail(f"unhandled {error!r}: {context.get('message')}")
 
 
-def _bury(world, loop):
-    """End every task, also those of the dead, so that no destructor has to.
+def _clean_up(world, loop):
+    """End every task, also those of dead processes, so that no destructor has to.
 
-    Within the taps: what they were about to do is done in the simulation, too.
+    Called within the taps, so that what the tasks still do stays simulated.
     """
     loop.on_step = None
     loop.is_over = True
@@ -359,7 +359,7 @@ def _bury(world, loop):
     living = [host.process for host in (*world.nodes.values(), *world.router.hosts)]
     unwind(loop)
     loop.start_worker = None
-    for process in [*living, *(dead for dead, _ in world.graveyard)]:
+    for process in [*living, *(process for process, _ in world.dead_processes)]:
         loop.thaw(process)
     loop.run_until_complete(_end_all())
     loop.run_until_complete(loop.shutdown_asyncgens())
@@ -375,4 +375,4 @@ async def _end_all():
         for task in others:
             task.cancel()
         await asyncio.wait(others, timeout=100)
-    assert len(asyncio.all_tasks()) == 1, "a task that nothing ends would end in a later run"
+    assert len(asyncio.all_tasks()) == 1, "a task left over would end in a later run"

@@ -50,7 +50,7 @@ TOOLS = [
 
 
 def words(seed: int, count: int) -> str:
-    """Some text; it soon differs between seeds."""
+    """Return text whose first words already depend on the seed."""
     state, out = seed * 2_654_435_761 % 2**32, []
     for _ in range(count):
         state = (state * 1_664_525 + 1_013_904_223) % 2**32
@@ -59,7 +59,7 @@ def words(seed: int, count: int) -> str:
 
 
 def corpus() -> list[str]:
-    """What tokenizers are trained on."""
+    """Return the texts on which tokenizers are trained."""
     return [words(seed, 60) for seed in range(20)] + [json.dumps(TOOLS)]
 
 
@@ -68,7 +68,7 @@ SYSTEM = "You keep the archive. " + words(1, 420)
 
 @dataclass(frozen=True)
 class Reuse:
-    """One turn: tokens of its prompt, those reused, and those that might have been."""
+    """Token counts of one turn: its prompt, the reused ones, and those that could be reused."""
 
     prompt: int
     cached: int
@@ -79,7 +79,7 @@ class Reuse:
 
 @dataclass
 class Driver:
-    """Sends turns to one node, and records their reuse."""
+    """Client that sends turns to one node and records their reuse."""
 
     service: NodeService
     shape: Shape
@@ -87,11 +87,11 @@ class Driver:
     has_ids: bool = False
     tenant: TenantId = TENANT
     options: dict[str, Any] = field(default_factory=dict)
-    continues: bool = False  # the last message is an answer that is begun
+    continues: bool = False  # the last message is the beginning of an answer
     edits: EditMode | None = None
     turns: list[Reuse] = field(default_factory=list)
     computed: list[list[int]] = field(default_factory=list)
-    spelled: list[bytes] = field(default_factory=list)  # answers, as the model gave them
+    spelled: list[bytes] = field(default_factory=list)  # answers as the model generated them
 
     def ask(
         self,
@@ -140,10 +140,10 @@ class Driver:
         spelled = self.service.node.resources.tokenizer._tokenizer.decode(prompt)
         text = agent.manifest.text.encode()[: record.token_ends[len(prompt) - 1]]
         self._compare(prompt, list(record.token_ends[: len(prompt)]), text)
-        if self.shape.eats_space_behind:  # which is not spelled again
+        if self.shape.eats_space_behind:  # which detokenizing does not restore
             spelled, text = "".join(spelled.split()), b"".join(text.split())
         assert spelled.encode() == text, (spelled[-200:], text[-200:])
-        possible = max((common_prefix(prompt, known) for known in self.computed), default=0)
+        possible = max((common_prefix(prompt, earlier) for earlier in self.computed), default=0)
         possible = min(possible, len(prompt) - 1)
         self.turns.append(
             Reuse(
@@ -157,7 +157,7 @@ class Driver:
         self.computed.append(fed)
 
     def _compare(self, fed: list[int], ends: list[int], text: bytes) -> None:
-        """Hold that a cold run would be fed the same, but for answers, which keep their tokens."""
+        """Check that a cold run computes the same tokens, except in answers, which keep theirs."""
         tokenizer = self.service.node.resources.tokenizer
         plain = tokenizer.control_marks.plain_in(text, fed, ends)
         fresh = tokenizer.encode(text.decode(), plain=plain)
@@ -174,7 +174,7 @@ class Driver:
 
     @property
     def share(self) -> float:
-        """Of what an exact match could have reused."""
+        """Return the reused share of the tokens that an exact match could have reused."""
         possible = sum(turn.possible for turn in self.turns)
         return sum(turn.cached for turn in self.turns) / possible if possible else 1.0
 
@@ -201,7 +201,7 @@ def _message(events: list[Any]) -> dict[str, Any]:
 
 @dataclass
 class Talk:
-    """One conversation, as its client keeps it."""
+    """One conversation as its client keeps it."""
 
     driver: Driver
     name: str = "one"
@@ -221,7 +221,7 @@ class Talk:
         return self.answer(**answer_fields)
 
     def answer(self, **answer_fields: Any) -> dict[str, Any]:
-        """Let the model answer what there is, and keep the answer."""
+        """Request an answer to the messages so far, and append it."""
         answer = ScriptedAnswer(
             **{
                 "text": "" if answer_fields.get("call") else words(200 + self.step, 30),
@@ -234,7 +234,7 @@ class Talk:
         return message
 
     def work(self, steps: int, result_words: int = 40) -> None:
-        """Call a tool, again and again, and then answer."""
+        """Call a tool once per step, then answer."""
         for at in range(steps):
             self.step += 1
             call = ("read", {"path": words(400 + self.step, 4), "what": words(500 + self.step, 6)})

@@ -1,6 +1,6 @@
 """Tiny models of every cache architecture: the real configs' shapes, with few and small layers.
 
-Weights are random, so these show that code paths agree bit for bit, never what a model knows.
+Weights are random, so they show whether code paths agree bit for bit, not what a model knows.
 Windows are 32 tokens and indexers keep 32, so that 100 tokens are past every limit.
 """
 
@@ -269,7 +269,7 @@ CHUNKED: dict[str, Any] = {
         "rope_scaling": None,
     },
 }
-# A cache of a kind that cannot be cut or stored: such a model is served without reuse.
+# A cache that can be neither cut nor stored: such a model is served without reuse.
 OPAQUE: dict[str, Any] = {
     **LLAMA,
     "model_type": "deepseek_v41",
@@ -288,5 +288,5 @@ ARCHITECTURES |= {
     f"llama_{width}": {**LLAMA, "hidden_size": 4 * width, "head_dim": width}
     for width in (80, 96, 112)
 }
-# For tests to which the class of cache matters, and of a plain one nothing else.
+# For tests that depend on the class of cache only.
 SMALL_ARCHITECTURES = {**ARCHITECTURES, "llama": ONE_LAYER}

@@ -60,7 +60,7 @@ MIXED = make_mixed_spec()
 
 @dataclass(frozen=True)
 class Block:
-    """One block's contents and name."""
+    """Contents and name of one block."""
 
     parent: BlockHash
     tokens: tuple[int, ...]
@@ -132,6 +132,6 @@ def refs_of(manifest: Manifest) -> list[BlockRef]:
 
 
 def sealed_unchecked(record: Manifest) -> bytes:
-    """Serialize a record as `encode_manifest` does, however wrong it is."""
+    """Serialize a record as `encode_manifest` does, without its checks."""
     body = pack(record)
     return MAGIC + payload_checksum([body]) + body

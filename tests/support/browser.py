@@ -28,13 +28,13 @@ def chromium() -> str:
 
 
 class Browser:
-    """Page of the browser; methods wait for what they do."""
+    """Page of the browser; methods return when their effect is visible."""
 
     def __init__(self, folder: Path, *switches: str) -> None:
         self._folder = folder
         self._loop = asyncio.new_event_loop()
         self._number = 0
-        self.faults: list[str] = []  # errors of scripts, and refusals of the page's policy
+        self.faults: list[str] = []  # script errors and violations of the page's content policy
         self._process = subprocess.Popen(
             [
                 chromium(),
@@ -89,7 +89,7 @@ class Browser:
             self.faults.append(details.get("exception", {}).get("description", details["text"]))
         elif method == "Log.entryAdded":
             entry = params["entry"]
-            # A request that was answered with an error is none of the page.
+            # A request that is answered with an error is not a fault of the page.
             if entry["level"] == "error" and entry["source"] != "network":
                 self.faults.append(f"{entry['text']} {entry.get('url', '')}")
 
@@ -102,7 +102,7 @@ class Browser:
         self.send("Page.navigate", url=url)
 
     def run_first(self, script: str) -> None:
-        """Run a script in each page that is opened from now on, before its own."""
+        """Run a script in each page opened from now on, before the page's own scripts."""
         self.send("Page.addScriptToEvaluateOnNewDocument", source=script)
 
     def run(self, script: str) -> Any:
@@ -138,7 +138,7 @@ class Browser:
         self.wait(f"document.body.innerText.includes({json.dumps(text)})")
 
     def click(self, text: str, selector: str = "button, a, summary") -> None:
-        """Click the first visible element that has this text, by the mouse."""
+        """Click the first visible element that has this text with the mouse."""
         find = (
             f"[...document.querySelectorAll({json.dumps(selector)})].find((e) =>"
             f" e.textContent.trim().replace(/\\s+/g, ' ').startsWith({json.dumps(text)})"
@@ -146,7 +146,7 @@ class Browser:
             " || e.closest('dialog')))"
         )
         box: list[float] = []
-        while not box:  # elements may move while the page is drawn
+        while not box:  # elements may move while the page is rendered
             self.wait(find)
             box = self.run(
                 f"(async () => {{ const e = {find}; if (!e) return [];"
@@ -160,7 +160,7 @@ class Browser:
         self.press_mouse(*box)
 
     def press_mouse(self, x: float, y: float) -> None:
-        """Click at a place of the window."""
+        """Click at a position in the window."""
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
@@ -209,7 +209,7 @@ class Browser:
         self.send("Emulation.setEmulatedMedia", features=named)
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Write a picture of the window, or of the whole page."""
+        """Save a screenshot of the window, or of the whole page."""
         answer = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(answer["data"]))

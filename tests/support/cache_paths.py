@@ -60,13 +60,13 @@ def logits_after(engine: Engine, cache: ResidentCache, tokens: list[int]) -> NDA
 
 @dataclass
 class Shelf:
-    """A block store on a disk, and what a test put there."""
+    """A block store on a disk, and the blocks that a test stored in it."""
 
     store: AgentStore
     blocks: BlockStore
 
     def save(self, cache: ResidentCache, prompt: list[int], before: Layout | None = None) -> Layout:
-        """Store all of a cache's blocks, as a turn would; `before` has what it was read from."""
+        """Store a cache's blocks as a turn does; `before` is the layout it was restored from."""
         salt, parts, states = self.store.salt(TENANT), [], []
         ids = prompt[: cache.tokens_count]
         spans = self.store.spans(TENANT, ids)
@@ -93,7 +93,7 @@ class Shelf:
     def restore(
         self, cache: ResidentCache, prompt: list[int], layout: Layout, limit: int | None = None
     ) -> int:
-        """Read what the first `limit` tokens of a layout allow into a cache; count its tokens."""
+        """Restore up to `limit` tokens of a layout into a cache; return the number restored."""
         layout = layout.cut(len(prompt) if limit is None else limit)
         return load_layout(self.store, TENANT, prompt, layout, cache).tokens_count
 

@@ -1,4 +1,4 @@
-"""Families as an agent meets them: their templates' shapes, and how their models write answers.
+"""Model families as agents see them: the shapes of their templates and of their answers.
 
 Written for these tests; only the shape is theirs.
 """
@@ -16,7 +16,7 @@ _SEPARATOR = "]<]minimax[>["
 
 @dataclass(frozen=True)
 class CallShape:
-    """A template, and how its model writes thoughts and calls."""
+    """A template, and the syntax in which its model writes thoughts and calls."""
 
     name: str
     template: str
@@ -27,7 +27,7 @@ class CallShape:
     between: str = "\n"  # calls
     thought: tuple[str, str] = ("<think>\n", "\n</think>\n\n")
     opens: tuple[bool, bool] = (False, False)  # whether the prompt opens a thought: first, later
-    has_lines: bool = True  # a thought's edges may have any line ends
+    has_lines: bool = True  # a thought may begin and end with any line breaks
 
     def calls(self, *calls: tuple[str, Arguments]) -> str:
         """Write calls as the model does."""
@@ -35,13 +35,13 @@ class CallShape:
         return start + self.between.join(self.call(*call) for call in calls) + end
 
     def thinks(self, thought: str, *, after_result: bool) -> str:
-        """Write a thought, whose mark the prompt may have written."""
+        """Write a thought; its opening mark may already be in the prompt."""
         start, end = self.thought
         return ("" if self.opens[after_result] else start) + thought + end
 
     @property
     def shape(self) -> Shape:
-        """The shape without its model, to write a tokenizer of."""
+        """Return the shape without a model, to write a tokenizer from."""
         return Shape(self.name, self.template, self.specials, self.end, lambda _: "")
 
 
@@ -225,7 +225,7 @@ _DEEPSEEK_MARKS = (
     *("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>"),
     *("<｜tool▁output▁end｜>", "<｜end▁of▁sentence｜>"),
 )
-# The same; but a thought is opened behind the result.
+# The same, but a thought is opened after the result.
 _GEMMA = (
     '{%- macro value(v) -%}{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v | tojson }}'
     "{% endif %}{%- endmacro -%}<bos>{{ tools | tojson if tools }}"

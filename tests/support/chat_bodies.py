@@ -1,6 +1,6 @@
 """Hypothesis strategies of bodies that the turn routes accept, and of small changes to them.
 
-The routes' schemas alone make bodies of which most are refused, so that little behind the parsers
+Most bodies made from the routes' schemas alone are refused, so that little code behind the parsers
 is reached. These bodies have consistent roles, calls with results, tools with schemas, and fields
 within their limits. `changed` replaces, removes or adds one or two values in some of them.
 """
@@ -141,7 +141,7 @@ def _formats() -> st.SearchStrategy[Any]:
 
 
 def _flat_format(chat_format: dict[str, Any]) -> dict[str, Any]:
-    """Spell a chat's format as Responses do."""
+    """Write a chat's format as the Responses API does."""
     return {"type": chat_format["type"], **chat_format.get("json_schema", {})}
 
 
@@ -189,7 +189,7 @@ def _answers(draw: st.DrawFn, index: int, *, must_call: bool = False) -> list[di
 
 
 def _is_sent(value: Any) -> bool:
-    """Say whether JSON in UTF-8 can hold a value."""
+    """Return whether JSON in UTF-8 can hold a value."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, UnicodeEncodeError):
@@ -407,7 +407,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _weight(place: tuple[Any, Any]) -> float:
-    """Leave most of the model's names and lists of messages, without which all is refused."""
+    """Give most model names and message lists a low weight: without them, every body is refused."""
     return 0.1 if place[1] in ("model", "messages", "input") else 1.0
 
 

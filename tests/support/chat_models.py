@@ -76,13 +76,13 @@ QWEN3 = """\
 QWEN_SPECIALS = (
     "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"
 )  # fmt: skip
-# Shaped as those that open the thought, and drop it from the history.
+# Shaped as those that open the thought in the prompt, and drop it from the history.
 OPENED = (
     "{%- for message in messages %}<|im_start|>{{ message.role }}\n"
     "{{ message.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
-# Shaped as Qwen3-Coder's: arguments are gone through one by one.
+# Shaped as Qwen3-Coder's: the template iterates over arguments.
 CODER = (
     "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
     "{%- for call in message.tool_calls or [] %}\n<tool_call>\n"
@@ -130,7 +130,7 @@ R1 = (
     "{{ message.content }}<｜tool▁outputs▁end｜>{% endif %}{% endfor %}"
     "{%- if add_generation_prompt %}<｜Assistant｜><think>\n{% endif %}"
 )
-# Shaped as gpt-oss's: channels, and one place for what is thought or said beside a call.
+# Shaped as gpt-oss's: channels, and one place for a thought or a text beside a call.
 HARMONY = (
     "<|start|>system<|message|>Channels: analysis, commentary, final<|end|>"
     "{%- set ns = namespace(last=none) %}{% for message in messages %}"
@@ -182,7 +182,7 @@ GEMMA4 = _BRACES.replace("QUOTE", '<|"|>') + (
     "{%- if add_generation_prompt %}<|turn>model\n{% endif %}"
 )
 GEMMA4_SPECIALS = ("<|turn>", "<|tool_call>", "<tool_call|>", '<|"|>')
-# Shaped as FunctionGemma's, which says the same with other marks.
+# Shaped as FunctionGemma's: the same with other marks.
 FUNCTION_GEMMA = _BRACES.replace("QUOTE", "<escape>") + (
     "{%- for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
     "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
@@ -193,7 +193,7 @@ FUNCTION_GEMMA = _BRACES.replace("QUOTE", "<escape>") + (
 FUNCTION_GEMMA_SPECIALS = (
     "<start_of_turn>", "<start_function_call>", "<end_function_call>", "<escape>"
 )  # fmt: skip
-# Shaped as MiniCPM 5's: texts that are more than a word stand in quotes.
+# Shaped as MiniCPM 5's: texts of several words are quoted.
 MINICPM = (
     "{%- for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
     "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
@@ -206,7 +206,7 @@ MINICPM = (
 MINICPM_SPECIALS = (
     "<|im_start|>", "<think>", "</think>", "<function", "</function>", "<param", "</param>"
 )  # fmt: skip
-# Shaped as Kimi K3's: all is elements, made of three tokens.
+# Shaped as Kimi K3's: everything is an element made of three tokens.
 KIMI3 = (
     "{%- macro opened(tag) -%}{{ '<|open|>' + tag + '<|sep|>' }}{%- endmacro -%}"
     "{%- macro closed(tag) -%}{{ '<|close|>' + tag + '<|sep|>' }}{%- endmacro -%}"

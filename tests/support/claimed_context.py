@@ -8,7 +8,7 @@ from node.mlx.loaded_model import BUNDLED
 
 
 def claiming(folder: Path, context_tokens: int) -> Path:
-    """Copy the model, under its own name; return where to."""
+    """Copy the model into a folder of its own name; return that folder."""
     copy = folder / "recall"
     shutil.copytree(BUNDLED / "recall", copy)
     config = json.loads((copy / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Clocks of routers under test: real time at another pace, or moved by hand."""
+"""Clocks of routers under test: scaled real time, or time set by the test."""
 
 import time
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ EPOCH_S = 1_700_000_000.0  # added to monotonic time for the time of day
 
 @dataclass
 class ScaledClock:
-    """Real time, faster: leases of seconds run out in tests' milliseconds."""
+    """Accelerated real time: leases of seconds expire within milliseconds."""
 
     scale: float = 1.0
 

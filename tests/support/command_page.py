@@ -24,7 +24,7 @@ SHOWN_BY = "status"  # a command with all shared options
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of every command; one with commands of its own is left out."""
+    """Return the parser of every command, without those that only group subcommands."""
     return dict(_leaves(build_parser(), ""))
 
 
@@ -46,20 +46,20 @@ def options(parser: argparse.ArgumentParser) -> set[str]:
 
 def command_page() -> str:
     """Return the whole page."""
-    known = commands()
-    shared = {row for row in _rows(known[SHOWN_BY]) if row[0] in SHARED}
+    parsers = commands()
+    shared = {row for row in _rows(parsers[SHOWN_BY]) if row[0] in SHARED}
     parts = [HEAD + _table("option", sorted(shared, key=lambda row: SHARED.index(row[0])))]
-    for name, parser in known.items():
-        own = [row for row in _rows(parser) if row not in shared]
+    for name, parser in parsers.items():
+        own_rows = [row for row in _rows(parser) if row not in shared]
         also = [f"`{row[0]}`" for row in _rows(parser) if row in shared]
         lines = [f"## `{name}`", _escaped(parser.description or ""), ""]
-        lines += [_table("argument or option", own)] if own else []
+        lines += [_table("argument or option", own_rows)] if own_rows else []
         lines += [f"Also {', '.join(also)}.", ""] if also else []
         parts.append("\n".join(lines))
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
-Row = tuple[str, str, str]  # its last spelling, all spellings with the value, what it does
+Row = tuple[str, str, str]  # its last spelling, all spellings with the value, its description
 
 
 def _rows(parser: argparse.ArgumentParser) -> list[Row]:

@@ -16,7 +16,7 @@ def read_messages(messages):
 
 
 def template_messages(prompt):
-    """Send a prompt to a node, and return the messages that its template gets."""
+    """Send a prompt to a node, and return the messages that its template receives."""
     identity = Identity(IdentityKind.CONTENT)
     request = GenerateRequest(
         OperationId("operation-1"), TenantId("t"), identity, Sampling(), prompt.messages

@@ -1,4 +1,4 @@
-"""Copies of agents between real nodes, by the router's own calls."""
+"""Copies of agents between real nodes, made by the router's own calls."""
 
 import itertools
 
@@ -15,7 +15,7 @@ _names = itertools.count()
 def copied_offer(
     source: NodeService, target: NodeService, agent: str, epoch: int, *, background: bool = False
 ) -> tuple[MigrationId, Offer, Copied | None]:
-    """Offer an agent's record and let another node copy its blocks."""
+    """Offer an agent's record, and copy its blocks to another node."""
     name = MigrationId(f"copy-{next(_names):06d}")
     to = NodeName(target.node.name)
     offer = call(source, OfferCopy(TENANT, AgentId(agent), epoch, name, to), Offer)
@@ -62,5 +62,5 @@ def replicate(
     keep = KeepReplica(migration, offer.manifest, NodeName(source.node.name), kept)
     view = call(target, keep, AgentView)
     withdraw(source, migration, agent)
-    assert copied is not None, "to another node"
+    assert copied is not None, "source and target must differ"
     return view, copied

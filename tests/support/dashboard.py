@@ -1,4 +1,4 @@
-"""What tests of the dashboard do on its page, and judge of how it looks."""
+"""Actions on the dashboard's page, and checks of its appearance."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _TITLES = {view: view.capitalize() for view in VIEWS}
 
 
 def sign_in(page: Browser, url: str, key: str = "", operator_key: str = "") -> None:
-    """Open the page of a router that asks for a key, and enter keys."""
+    """Open the page of a router that requires a key, and enter the keys."""
     page.open(url + "/")
     page.wait_text("only with a key")
     if key:
@@ -30,7 +30,7 @@ def go(page: Browser, place: str) -> None:
 
 
 def show(page: Browser, view: str) -> None:
-    """Open a view, and wait until it is drawn."""
+    """Open a view, and wait until it is rendered."""
     go(page, view)
     title = _TITLES.get(view, "Last turns")
     page.wait(
@@ -41,7 +41,7 @@ def show(page: Browser, view: str) -> None:
 
 
 def violations(page: Browser) -> list[str]:
-    """Return what axe finds on the page, by WCAG 2.2 A and AA and its best practices."""
+    """Return axe's violations of WCAG 2.2 A and AA and of its best practices on the page."""
     if not page.run("Boolean(window.axe)"):
         page.run(_AXE.read_text() + "; true")
     results = page.run("axe.run(document, {resultTypes: ['violations']})")
@@ -65,7 +65,7 @@ def overflow(page: Browser) -> list[str]:
 
 
 def picture(page: Browser, name: str, folder: Path | None = None) -> None:
-    """Write a screenshot to the folder that the environment names, or else to `folder`."""
+    """Save a screenshot in the folder named by the environment, or else in `folder`."""
     chosen = os.environ.get(PICTURES) or folder
     if chosen:
         page.screenshot(Path(chosen) / f"{name}.png")

@@ -20,7 +20,7 @@ from node.mlx.engine import Engine
 from node.mlx.resident_cache import ResidentCache
 
 MESSAGE = "[METAL] Command buffer execution failed: Insufficient Memory"
-# Where an operation fails: the model's call, the reading of tokens, or work on a cache.
+# The operation that fails: a call of the model, reading tokens, or work on a cache.
 AT_ONCE = ("model", "read", "gather", "rest", "snapshot")
 LATE = ("late model", "late gather")
 NO_NUMBERS, NO_PROMPT = "nan", "nan prompt"
@@ -39,7 +39,7 @@ class DeviceFaults:
         self._wrap(engine)
 
     def arm(self, kind: str, after_operations: int = 0) -> None:
-        """Let an operation of this kind fail, after so many that do not."""
+        """Make an operation of this kind fail, after `after_operations` successful ones."""
         self._armed, self._left = kind, after_operations
 
     def disarm(self) -> None:
@@ -55,14 +55,14 @@ class DeviceFaults:
         def call(tokens: mx.array, cache: Any) -> mx.array:
             self.raise_stored(RuntimeError)
             self.fail_at("model")
-            if self.takes("late model"):
+            if self.should_fail("late model"):
                 self.store()
                 return model(mx.zeros_like(tokens), cache=cache)
-            if tokens.shape[1] > 1 and self.takes(NO_PROMPT):
+            if tokens.shape[1] > 1 and self.should_fail(NO_PROMPT):
                 embedded = model.model.embed_tokens(tokens) * float("nan")
                 return model(tokens, cache=cache, input_embeddings=embedded)
             logits = model(tokens, cache=cache)
-            return logits * float("nan") if self.takes(NO_NUMBERS) else logits
+            return logits * float("nan") if self.should_fail(NO_NUMBERS) else logits
 
         def sampled(*args: Any) -> Any:
             self.fail_at("read", DeviceError)
@@ -71,7 +71,7 @@ class DeviceFaults:
         engine.model = _Called(model, call)
         engine._sampled_token = sampled  # type: ignore[method-assign]
 
-    def is_here(self) -> bool:
+    def is_on_engine_thread(self) -> bool:
         return threading.get_ident() == self._thread
 
     def raise_stored(self, kind: type[Exception]) -> None:
@@ -81,16 +81,16 @@ class DeviceFaults:
             raise kind(MESSAGE)
 
     def fail_at(self, kind: str, error: type[Exception] = RuntimeError) -> None:
-        if self.takes(kind):
+        if self.should_fail(kind):
             self.raised_count += 1
             raise error(MESSAGE)
 
     def store(self) -> None:
         self._stored = True
 
-    def takes(self, kind: str) -> bool:
-        """Say whether this operation is the one that fails."""
-        if self._armed != kind or not self.is_here():
+    def should_fail(self, kind: str) -> bool:
+        """Return whether this operation is the one that fails."""
+        if self._armed != kind or not self.is_on_engine_thread():
             return False
         self._left -= 1
         if self._left >= 0:
@@ -100,7 +100,7 @@ class DeviceFaults:
 
 
 class _Called:
-    """A model with another call."""
+    """Model whose call is replaced."""
 
     def __init__(self, model: Any, call: Callable[..., mx.array]) -> None:
         self._model, self._call = model, call
@@ -116,7 +116,7 @@ class _Called:
 def injecting(
     faults: Sequence[DeviceFaults], rng: random.Random, count: int, operations_between_max: int
 ) -> Iterator[None]:
-    """Arm one fault after another for a block of code, until so many were raised."""
+    """Arm one fault after another during a block of code, until `count` were raised."""
     over = threading.Event()
 
     def arm() -> None:
@@ -139,7 +139,7 @@ def injecting(
 
 @contextmanager
 def failing_device(thread: EngineThread) -> Iterator[DeviceFaults]:
-    """Let the device of an engine's thread fail."""
+    """Make the device of an engine's thread fail."""
     with pytest.MonkeyPatch.context() as patch:
         faults = thread.call(lambda: DeviceFaults(thread.engine)).result()
         patch.setattr(device, "synchronize", _checking(faults, device.synchronize))
@@ -154,7 +154,7 @@ def failing_device(thread: EngineThread) -> Iterator[DeviceFaults]:
 
 def _checking(faults: DeviceFaults, real: Callable[[], None]) -> Callable[[], None]:
     def check() -> None:
-        if faults.is_here():
+        if faults.is_on_engine_thread():
             faults.raise_stored(DeviceError)
         real()
 
@@ -164,7 +164,7 @@ def _checking(faults: DeviceFaults, real: Callable[[], None]) -> Callable[[], No
 def _failing(faults: DeviceFaults, kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
     def work(*args: Any, **named: Any) -> Any:
         faults.fail_at(kind)
-        if kind == "gather" and faults.takes("late gather"):
+        if kind == "gather" and faults.should_fail("late gather"):
             faults.store()
             return memoryview(bytes(len(real(*args, **named))))
         return real(*args, **named)

@@ -1,6 +1,6 @@
 """A scenario performed over HTTP while its agents' nodes are killed and its agents moved.
 
-In each phase, as far as its turns allow: an agent is moved before it is asked; the node of one is
+In each phase, as far as its turns allow: one agent is moved between turns; the node of one is
 killed in the middle of an answer; one is moved in the middle of an answer.
 """
 
@@ -37,23 +37,23 @@ class NemesisAction:
 
 @dataclass
 class Nemesis:
-    """Does each thing once in a phase; a killed node is back at once, or in the next phase."""
+    """One kill and two moves in each phase; a killed node restarts at once or a phase later."""
 
     fabric: ProcessFabric
     scenario: Scenario
     first_stays_away: bool = False
     actions: list[NemesisAction] = field(default_factory=list)
-    repeated_answers: list[str] = field(default_factory=list)  # though they had answered
-    misplaced_turns: list[NemesisAction] = field(default_factory=list)  # moved, and asked elsewhere
+    repeated_answers: list[str] = field(default_factory=list)  # turns answered more than once
+    misplaced_turns: list[NemesisAction] = field(default_factory=list)  # not served by the target
     answers: list[tuple[str, str, str]] = field(default_factory=list)  # phase, agent, node
     _turns: dict[str, TurnKey] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
-    _killed_nodes: dict[str, str] = field(default_factory=dict)  # node, and the phase it fell in
+    _killed_nodes: dict[str, str] = field(default_factory=dict)  # node, and the phase of its death
     _answered: set[tuple[str, int]] = field(default_factory=set)
     _lock: Any = field(default_factory=threading.RLock)
 
     def watch(self, ids: dict[str, str]) -> Callable[[RunEvent], None]:
-        """Learn which agent answers in which turn."""
+        """Record which agent answers in which turn."""
         self._names = {agent_id: agent for agent, agent_id in ids.items()}
 
         def on_event(event: RunEvent) -> None:
@@ -69,17 +69,17 @@ class Nemesis:
         with self._lock:
             for node in [n for n, killed_in in self._killed_nodes.items() if killed_in != phase]:
                 self._revive(node)
-            is_known = any(name == agent for _, name, _ in self.answers)
-            if is_known and self._is_due(phase, BETWEEN):
+            has_answered = any(name == agent for _, name, _ in self.answers)
+            if has_answered and self._is_due(phase, BETWEEN):
                 shown = self.fabric.http.get(f"/v1/agents/{agent_id}").json()
                 self._move(phase, BETWEEN, agent_id, shown.get("owner"))
 
     def in_mid_answer(self, agent_id: str, node: str) -> threading.Thread | None:
-        """Do what is due, as the first words of an answer have come from a node."""
+        """Take the action that is due after the first words of an answer arrived from a node."""
         agent = self._names[agent_id]
         phase = self._turns[agent].phase
         with self._lock:
-            self._look_for(agent, node)
+            self._record_misplaced_turn(agent, node)
             if self._is_due(phase, KILL):
                 self._kill(phase, agent_id, node)
             elif self._is_due(phase, MOVE):
@@ -88,8 +88,8 @@ class Nemesis:
                 return moving
         return None
 
-    def _look_for(self, agent: str, node: str) -> None:
-        """Note whether an agent that was moved, to a node that lives, answers elsewhere."""
+    def _record_misplaced_turn(self, agent: str, node: str) -> None:
+        """Record a turn that the target of the agent's move does not serve, though it is alive."""
         for action in reversed(self.actions):
             if action.agent == agent or action.what == KILL:
                 if action.agent == agent and action.what == BETWEEN and action.node != node:
@@ -97,7 +97,7 @@ class Nemesis:
                 return
 
     def after_turn(self, agent_id: str, messages_count: int, node: str) -> None:
-        """Note an answer."""
+        """Record an answer."""
         with self._lock:
             agent = self._names[agent_id]
             self.answers.append((self._turns[agent].phase, agent, node))
@@ -106,14 +106,14 @@ class Nemesis:
             self._answered.add((agent_id, messages_count))
 
     def forget(self, action: NemesisAction) -> None:
-        """Let an action be due again that came too late."""
+        """Make an action that came too late due again."""
         with self._lock:
             self.actions.remove(action)
 
     def last(self, agent_id: str, what: str) -> NemesisAction | None:
         agent = self._names[agent_id]
-        own = (d for d in self.actions if (d.agent, d.what) == (agent, what))
-        return next((d for d in own if d.phase == self._turns[agent].phase), None)
+        matching = (d for d in self.actions if (d.agent, d.what) == (agent, what))
+        return next((d for d in matching if d.phase == self._turns[agent].phase), None)
 
     def _is_due(self, phase: str, what: str) -> bool:
         return not any((d.phase, d.what) == (phase, what) for d in self.actions)
@@ -146,7 +146,7 @@ class Nemesis:
 
 @dataclass(frozen=True)
 class DisturbedClient(HttpFabricClient):
-    """A client over HTTP that calls the nemesis before and within each answer."""
+    """HTTP client that calls the nemesis before and during each answer."""
 
     nemesis: Nemesis
 
@@ -179,7 +179,7 @@ def perform(
     name: str,
     nemesis: Nemesis | None = None,
 ) -> ArmRun:
-    """Perform a scenario once, by agents and a journal of its own."""
+    """Perform a scenario once, with its own agents and journal."""
     plan = SeriesPlan(scenario, name, "digest", namespace=name)
     if nemesis is None:
         return performed(plan, HttpFabricClient(fabric.http, fabric.model_name), folder)

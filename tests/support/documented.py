@@ -13,7 +13,7 @@ _VALIDATORS = {}
 
 
 def template(route):
-    """Return a route's path as the document has it."""
+    """Return a route's path as the document writes it."""
     return re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path)
 
 
@@ -47,10 +47,10 @@ class Documented:
 
     async def __call__(self, scope, receive, send):
         route = self._route(scope)
-        if route is None or template(route) not in DOCUMENT["paths"]:  # a test's own
+        if route is None or template(route) not in DOCUMENT["paths"]:  # added by a test
             await self._app(scope, receive, send)
             return
-        # What answers GET answers HEAD, without a body.
+        # Routes for GET also answer HEAD, without a body.
         is_head = scope["method"] == "HEAD" and "GET" in route.methods
         method = "GET" if is_head else scope["method"]
         head, parts = {}, []

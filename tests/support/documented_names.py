@@ -22,7 +22,7 @@ PARAMETER = re.compile(r"\{\w+\}")
 
 
 def setting_names(section: Any) -> Iterator[str]:
-    """List a section's keys; those of a section inside with its name before them."""
+    """List a section's keys; keys of subsections are prefixed with the subsection's name."""
     for field in fields(section):
         value = getattr(section, field.name)
         if is_dataclass(value):
@@ -36,7 +36,7 @@ def setting_names(section: Any) -> Iterator[str]:
 
 @cache
 def settings() -> frozenset[str]:
-    """Return all settings, with `node.` and `router.` before those of a section."""
+    """Return all settings, prefixed with `node.` or `router.` where they belong to a section."""
     return frozenset(setting_names(FabricSettings()))
 
 

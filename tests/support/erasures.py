@@ -1,4 +1,4 @@
-"""Erasures of a real node, and what is examined afterwards."""
+"""Erasures on a real node, and the state to examine afterwards."""
 
 import errno
 import itertools
@@ -40,7 +40,7 @@ def blocks(folder):
 
 
 class Refusal:
-    """A call of the store that the disk refuses until `is_mended`."""
+    """Call of the store that fails with a disk error until `is_mended`."""
 
     def __init__(self, monkeypatch, name):
         self.count, self.is_mended = 0, False
@@ -57,7 +57,7 @@ class Refusal:
 
 
 def wait_until(holds):
-    """Let the node try again by itself."""
+    """Wait until the node's own retries reach a state."""
     for _ in range(WAIT_POLLS):
         if holds():
             return
@@ -66,7 +66,7 @@ def wait_until(holds):
 
 
 def files(folder, *directories):
-    """List what is below the folders of all models."""
+    """List the files below the folders of all models."""
     return sorted(
         path.name
         for directory in directories or ("blocks", "manifests", "quarantine")

@@ -1,8 +1,8 @@
 """Error codes in the source, each with the statuses that clients get with it.
 
 Read from the syntax trees: `code=` of a call, `code = …` of a class, and the arguments of the
-functions that refuse a request. Those of the simulator and the commands are left out: only a
-command prints them.
+functions that refuse a request. Codes of the simulator and the commands are left out: only
+commands print them.
 """
 
 import ast
@@ -21,11 +21,11 @@ from fabric.net.wire import REFUSAL_CODES
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("fabric", "node", "router")
 LEFT_OUT = ("router/simulate/", "router/cli/")
-# Functions that refuse a request, and the place of the code among their arguments.
+# Functions that refuse a request, and the position of the code among their arguments.
 REFUSERS = {"refuse": 2, "_refuse": 1, "_stop": 1, "refusal": 1}
-KINDS = {"WordIn", "Tagged"}  # of values in bodies, which refuse others with a code of their own
-ID_PARSERS = {"_parse", "_digest"}  # "invalid_" and their third argument
-OF_PATHS = "router.http.errors"  # has the codes of unknown paths and methods by status
+KINDS = {"WordIn", "Tagged"}  # types of values in bodies, which refuse others by their own code
+ID_PARSERS = {"_parse", "_digest"}  # the code is "invalid_" and their third argument
+OF_PATHS = "router.http.errors"  # maps statuses of unknown paths and methods to codes
 CODE = re.compile(r"[a-z][a-z0-9_]{2,39}")
 
 Found = Iterator[tuple[str, int | None]]  # a code, and its status where the call names one
@@ -38,7 +38,7 @@ def error_codes() -> dict[str, frozenset[int]]:
     for path in sources():
         for code, status in codes_in(ast.parse(path.read_text()), module_of(path)):
             statuses[code] |= set() if status is None else {status}
-    for code in REFUSAL_CODES:  # of the data plane, in a table
+    for code in REFUSAL_CODES:  # the data plane's codes, in a table
         statuses.setdefault(code, set())
     return {code: frozenset(found) for code, found in statuses.items()}
 
@@ -82,8 +82,8 @@ def _of_call(node: ast.Call, module: str) -> Found:
             yield from _each(keyword.value, module, _status_of(called, module))
     place = REFUSERS.get(called)
     if place is not None and len(node.args) > place:
-        given = node.args[0]
-        named = given.value if isinstance(given, ast.Constant) else None
+        code_argument = node.args[0]
+        named = code_argument.value if isinstance(code_argument, ast.Constant) else None
         status = named if isinstance(named, int) else HTTPStatus.BAD_REQUEST
         yield from _each(node.args[place], module, status)
     if called in ID_PARSERS and module == "fabric.ids" and isinstance(node.args[2], ast.Constant):
@@ -111,7 +111,7 @@ def _each(value: ast.expr | None, module: str, status: int | None) -> Found:
 
 
 def _texts(value: ast.expr | None, module: str) -> Iterable[str]:
-    """Return the texts that an expression may have: constants, names of them, alternatives."""
+    """Return the possible texts of an expression: constants, names of constants, alternatives."""
     if isinstance(value, ast.Constant) and isinstance(value.value, str):
         return [value.value]
     if isinstance(value, ast.IfExp):

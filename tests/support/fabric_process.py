@@ -1,7 +1,7 @@
 """A real fabric in its own process with its own CPU time and memory, and attackers of it.
 
-Bounds on time are on the processor's: neighbours on the machine make clocks useless, and whoever
-stalls others uses it. A hang is caught by the clock, generously.
+Time limits apply to CPU time: other load on the machine makes wall time useless, and a request that
+stalls others uses CPU time. Only hangs are detected by wall time, with a generous limit.
 """
 
 import http.client
@@ -24,19 +24,19 @@ from fabric.limits import MIB
 ROOT = Path(__file__).resolve().parents[2]
 ALICE, BOB = "key-of-alice-0123456789", "key-of-bob-0123456789"
 HANG_S = 60.0
-SILENT_CPU_S_MAX = 1.0  # while /healthz is waited for: half a second of two processors
+SILENT_CPU_S_MAX = 1.0  # during a call of /healthz: half a second of two processors
 # While a hostile request is answered. Two busy threads of one core count up to twice a quiet one's
-# seconds; what reads a body again and again takes tens of them.
+# seconds; reading a body repeatedly takes tens of seconds.
 REFUSED_CPU_S_MAX = 4.0
 GROWTH_BYTES_MAX = 64 * MIB
 FILES_WANTED = 20_000
-CONTEXT_TOKENS = 2_000_000  # whose text may be longer than any body: none is refused unread
-# What glibc keeps for later is no memory of ours; macOS gives it back by itself.
+CONTEXT_TOKENS = 2_000_000  # so large that no body is refused unread because of its length
+# Memory that glibc retains is not counted as growth; macOS returns it to the system.
 THRIFTY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 
 def allow_files() -> int:
-    """Raise this process's limit of open files as far as it goes; return it."""
+    """Raise this process's limit of open files as far as allowed; return the new limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -66,7 +66,7 @@ def used(pid: int) -> tuple[float, int]:
 
 @dataclass
 class Attacked:
-    """The process, and what others than the attacker saw meanwhile."""
+    """The process under attack, and the results of other clients meanwhile."""
 
     pid: int
     address: tuple[str, int]
@@ -78,29 +78,29 @@ class Attacked:
     failures: list[str] = field(default_factory=list)
     start_bytes: int = 0
     peak_bytes: int = 0
-    # Held while the peak is read and written: a watcher that had read the one before would else
-    # put it back behind begin().
+    # Held while the peak is read and written: otherwise a watcher could restore an old peak
+    # after begin().
     peak_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def cpu_s(self) -> float:
-        """Processor time that the fabric has used."""
+        """CPU time that the fabric has used."""
         return used(self.pid)[0]
 
     @property
     def growth_bytes(self) -> int:
-        """How far its memory rose above what it was at first."""
+        """Growth of the fabric's memory since `begin`."""
         return self.peak_bytes - self.start_bytes
 
     def connect(self, data: bytes = b"", *, node: bool = False) -> socket.socket:
-        """Open a connection and send something."""
+        """Open a connection and send data."""
         sock = socket.create_connection(self.node if node else self.address, timeout=HANG_S)
-        with suppress(ConnectionError):  # it may have read enough
+        with suppress(ConnectionError):  # the server may close after reading enough
             sock.sendall(data)
         return sock
 
     def send(self, *parts: bytes, node: bool = False) -> bytes:
-        """Send parts as far as they are read; return the answer's beginning."""
+        """Send as many parts as the server reads; return the beginning of its answer."""
         with self.connect(node=node) as sock:
             with suppress(ConnectionError):
                 for part in parts:
@@ -108,12 +108,12 @@ class Attacked:
             return first_of(sock)
 
     def watch_memory(self) -> None:
-        """Note the peak."""
+        """Update the memory peak."""
         with self.peak_lock:
             self.peak_bytes = max(self.peak_bytes, used(self.pid)[1])
 
     def begin(self) -> None:
-        """Judge anew from here on."""
+        """Reset all observations."""
         self.failures.clear()
         self.turns = self.pulses = 0
         self.silent_cpu_s = 0.0
@@ -121,7 +121,7 @@ class Attacked:
             self.start_bytes = self.peak_bytes = used(self.pid)[1]
 
     def judge(self) -> None:
-        """Fail where other clients were affected, or memory rose."""
+        """Fail if other clients were affected or memory grew."""
         end_s = time.monotonic() + HANG_S
         while not (self.turns > 1 and self.pulses > 1) and time.monotonic() < end_s:
             time.sleep(0.02)
@@ -135,7 +135,7 @@ class Attacked:
 
 
 def first_of(sock: socket.socket) -> bytes:
-    """Return what came until the other side closed, or the first answer was whole, or streams."""
+    """Read until the server closes, the first answer is complete, or it begins to stream."""
     answer = b""
     try:
         while part := sock.recv(65536):
@@ -159,7 +159,7 @@ def status_of(answer: bytes) -> int | None:
 
 @contextmanager
 def attacked(folder: Path) -> Iterator[Attacked]:
-    """Run a fabric of two tenants; one takes turns all the time, and its health is asked."""
+    """Run a fabric of two tenants; one takes turns continuously, and /healthz is polled."""
     allow_files()
     log = folder / "fabric.log"
     with log.open("wb") as stderr:
@@ -197,7 +197,7 @@ def attacked(folder: Path) -> Iterator[Attacked]:
 
 @contextmanager
 def watched(*looks: "tuple[Attacked, Callable[[Attacked], None], float]") -> Iterator[None]:
-    """Do each of these again and again, with so many seconds in between."""
+    """Repeat each function with its pause, each in a thread of its own."""
     done = threading.Event()
     watchers = [
         threading.Thread(target=_repeat, args=(fabric, done, work, rest_s))
@@ -214,7 +214,7 @@ def watched(*looks: "tuple[Attacked, Callable[[Attacked], None], float]") -> Ite
 
 
 def address_of(url: str) -> tuple[str, int]:
-    """Return where a URL's server listens."""
+    """Return the host and port of a URL."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None

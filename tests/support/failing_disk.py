@@ -1,4 +1,4 @@
-"""A real disk whose system calls fail on purpose, for the whole process."""
+"""Injected failures of a real disk's system calls, for the whole process."""
 
 import errno
 import os
@@ -12,9 +12,10 @@ WRITES = ("mkdir", "writev", "fsync", "rename", "unlink")
 
 @dataclass
 class FailingCalls:
-    """Fails calls of node.store.posix_disk and node.store.descriptors; counts those it looked at.
+    """Injected failures of calls by node.store.posix_disk and node.store.descriptors.
 
-    `point`: only that call fails, once. Without it every call of `calls` does, until `mend`.
+    With `point`, only the call of that number fails. Without it, every call in `calls` fails until
+    `mend`.
     """
 
     cause: int = errno.EIO
@@ -22,7 +23,7 @@ class FailingCalls:
     point: int | None = None
     delay_s: float = 0.0
     is_broken: bool = False
-    seen: int = 0
+    calls_count: int = 0
     failed: list[str] = field(default_factory=list)
 
     def mend(self) -> None:
@@ -30,7 +31,7 @@ class FailingCalls:
         self.is_broken = False
 
     def install(self, monkeypatch) -> "FailingCalls":
-        """Take the place of `os` in the modules that touch the disk."""
+        """Replace `os` in the modules that access the disk."""
         from node.store import descriptors, posix_disk
 
         stand_in = _Os(self)
@@ -40,17 +41,17 @@ class FailingCalls:
 
     def step(self, name: str, args: tuple, kwargs: dict) -> None:
         """Fail or delay one call."""
-        number, self.seen = self.seen, self.seen + 1
+        number, self.calls_count = self.calls_count, self.calls_count + 1
         time.sleep(self.delay_s)
         if self.cause == errno.EROFS and name == "open" and not args[1] & os.O_CREAT:
-            return  # a read-only disk reads
+            return  # a read-only disk can still be read
         if number == self.point or (self.point is None and name in self.calls):
             self.failed.append(name)
             raise OSError(self.cause, os.strerror(self.cause))
 
 
 class _Os:
-    """The os module with some calls watched."""
+    """The os module with some calls intercepted."""
 
     def __init__(self, faults: FailingCalls) -> None:
         self._faults = faults
@@ -58,7 +59,7 @@ class _Os:
     def __getattr__(self, name: str):
         call = getattr(os, name)
         if name == "fsync":
-            call = _no_flush  # the drive is not what fails here
+            call = _no_flush  # the drive itself does not fail here
         if name not in CALLS:
             return call
 

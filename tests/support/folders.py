@@ -29,19 +29,19 @@ FOLDER = FINGERPRINT.hex()[:16]
 
 @dataclass(frozen=True)
 class Stored:
-    """The folder of one model, and what is in it."""
+    """The folder of one model, and the blocks and agents stored in it."""
 
     root: Path
     blocks: dict[str, Block]  # alice's: root, tail, window-root, window-tail, state; bob's: other
     records: dict[str, Manifest]
 
     def path(self, block: str) -> Path:
-        """Where a block lies."""
+        """Return the path of a block."""
         ref = self.blocks[block].ref
         return self.root / "blocks" / f"{ref.name}.{ref.group}"
 
     def record_path(self, agent: str) -> Path:
-        """Where an agent's record lies."""
+        """Return the path of an agent's record."""
         with opened(self.root) as disk:
             names = ManifestStore(disk, CLUSTER_KEY)
             return self.root / names._name(self.records[agent].key)
@@ -62,7 +62,7 @@ def make_folder(data: Path, node: str = "node-a", *, encrypts: bool | None = Non
     data.mkdir(exist_ok=True)
     key = data / "cluster.key"
     key.write_text(CLUSTER_KEY.hex())
-    key.chmod(0o600)  # whatever the umask of who runs the tests
+    key.chmod(0o600)  # independent of the umask of the test run
     blocks = _blocks()
     records = _records(blocks)
     root = data / "nodes" / node / FOLDER
@@ -104,7 +104,7 @@ def _records(blocks: dict[str, Block]) -> dict[str, Manifest]:
 
 
 def tree(root: Path) -> dict[str, tuple[int, bytes]]:
-    """Everything below a folder: modes, contents, targets of links."""
+    """Return everything below a folder: modes, contents, targets of links."""
     paths = [root, *sorted(root.rglob("*"))]
     return {str(path): (path.lstat().st_mode, content(path)) for path in paths}
 

@@ -1,4 +1,4 @@
-"""Output formats for tests: of every kind, of every size, and hostile ones."""
+"""Output formats for tests: every kind and size, and hostile ones."""
 
 import json
 import random
@@ -24,22 +24,22 @@ PLACE = {
 
 
 def schema(value: Any, *, is_strict: bool = True) -> OutputFormat:
-    """Return a format of this JSON schema."""
+    """Return an output format for this JSON schema."""
     return OutputFormat(OutputKind.JSON_SCHEMA, json.dumps(value), is_strict)
 
 
 def regex(pattern: str) -> OutputFormat:
-    """Return a format of this regular expression."""
+    """Return an output format for this regular expression."""
     return OutputFormat(OutputKind.REGEX, pattern)
 
 
 def lark(grammar: str) -> OutputFormat:
-    """Return a format of this grammar."""
+    """Return an output format for this grammar."""
     return OutputFormat(OutputKind.GRAMMAR, grammar)
 
 
 def choice(*texts: str) -> OutputFormat:
-    """Return a format of these texts."""
+    """Return an output format that allows only these texts."""
     return OutputFormat(OutputKind.CHOICE, json.dumps(texts))
 
 
@@ -59,7 +59,7 @@ def compiler_of(tokenizer: ChatTokenizer, vocabulary_size: int) -> Compiler:
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
-    """Return a schema whose values are short, so that a model without sense comes to an end."""
+    """Return a schema of short values, so that a model with random weights completes them."""
     kinds = [_text, _number, _constant, _texts]
     if depth:
         kinds += [_object, _object, _array, _union]
@@ -127,10 +127,10 @@ def _doubled(levels: int) -> str:
     return "\n".join(["start: r0", *rules, f'r{levels}: "a"'])
 
 
-# It compiles, and takes too much a few tokens on.
+# It compiles, and exceeds the limits a few tokens later.
 TOO_COMPLEX = lark('start: /[b-d]{8}/ "a"{1000000}')
 
-# Each of them is refused, and none for being slow: compilers would take them for seconds or more.
+# Each is refused at once: compiling any of them would take seconds or more.
 HOSTILE = {
     "nested objects": schema(_nested(100)),
     "thousands of properties": schema({"properties": {f"p{n}": {} for n in range(2_500)}}),

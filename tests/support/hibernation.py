@@ -1,4 +1,4 @@
-"""Agents as files, by the router's own calls to real nodes."""
+"""Hibernation of agents by the router's own calls to real nodes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,13 +24,13 @@ BROUGHT_KEY = b"b" * 32
 
 
 def headers_of(service: NodeService, call: Hibernate | Resume) -> dict[str, str]:
-    """Spell what goes beside a file."""
+    """Return the headers that accompany a file."""
     secret = http_secret(service.node.resources.identity.config.cluster_key)
     return {CLUSTER_HEADER: secret, CALL_HEADER: encode_header(call)}
 
 
 def post(service: NodeService, path: str, call: Hibernate | Resume, body: Any) -> httpx2.Response:
-    """Ask a node over HTTP."""
+    """Send a request to a node over HTTP."""
     url = service.node.resources.endpoint.url + path
     return httpx2.post(url, content=body, headers=headers_of(service, call), timeout=60)
 
@@ -60,7 +60,7 @@ def resume(
     key: bytes | None = None,
     tenant: TenantId = TENANT,
 ) -> dict[str, Any]:
-    """Bring a file to a node; return its answer, or the code of its refusal as `refused`."""
+    """Send a file to a node; return its answer, or the refusal's code as `refused`."""
     call = Resume(tenant, AgentId(agent), epoch, replace, key)
     response = post(service, RESUME_PATH, call, raw)
     answer = response.json()
@@ -82,7 +82,7 @@ def frame_ends(raw: bytes) -> Iterator[int]:
 
 
 def trace_of(service: NodeService) -> tuple[Any, ...]:
-    """Everything that a refused file must leave as it was."""
+    """Return all state that a refused file must not change."""
     blocks = service.node.resources.store.blocks
     agents = {(a.key, a.manifest.epoch, a.manifest.revision) for a in service.node.resources.table}
     return agents, blocks.total_bytes, tuple(blocks.check_integrity())

@@ -1,4 +1,4 @@
-"""A fabric's public HTTP API as the client of a scenario run: one thread for each request."""
+"""Client of a fabric's public HTTP API for scenario runs: one thread for each request."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ COPY_S = 600.0
 
 @dataclass(frozen=True)
 class HttpFabricClient:
-    """Client of a fabric as the tenant of an HTTP client's key."""
+    """Client of a fabric for the tenant of an HTTP client's key."""
 
     http: httpx2.Client
     model: str
@@ -121,7 +121,7 @@ class HttpFabricClient:
 
 
 def chat_body(question: Question, model: str) -> dict[str, Any]:
-    """Spell a question as a streamed chat of OpenAI's API."""
+    """Write a question as a streamed chat of OpenAI's API."""
     options = question.options
     chosen = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     body: dict[str, Any] = {
@@ -149,7 +149,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 @dataclass
 class _Answer:
-    """An answer gathered from its chunks."""
+    """An answer assembled from its chunks."""
 
     started_s: float
     first_s: float | None = None
@@ -199,7 +199,7 @@ def has_words(delta: Mapping[str, Any]) -> bool:
 
 
 def _require_ok(response: httpx2.Response) -> None:
-    """Raise AskAgainError for a refusal that may pass, FabricError for any other."""
+    """Raise AskAgainError for a temporary refusal, FabricError for any other."""
     if response.status_code < 400:
         return
     try:

@@ -11,7 +11,7 @@ from router.tls.machine_hosts import machine_hosts
 
 
 def make_keys(folder: Path, cluster_key: bytes | None = None) -> KeyFolder:
-    """Make the keys of a fabric on this machine, perhaps with a known one."""
+    """Create the keys of a fabric on this machine, optionally with a given cluster key."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if cluster_key is not None:
         write_private(folder / CLUSTER_KEY, cluster_key.hex())

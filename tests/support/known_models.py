@@ -1,6 +1,6 @@
 """Probe results of a model, shared by all nodes of a process to halve their start.
 
-The first start of each model tries everything; a later one builds the engine that was found.
+The first start of each model runs all probes; later starts build the engine from the results.
 """
 
 import threading
@@ -21,7 +21,7 @@ from node.mlx.probe.probe import fit_engine
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """All that the probes decide."""
+    """Results of the probes."""
 
     spec: ModelCacheSpec
     packed: bool
@@ -30,7 +30,7 @@ class Fit:
     pair_bytes: int
 
 
-_found: dict[tuple[bytes, KvBits], Fit] = {}
+_fits: dict[tuple[bytes, KvBits], Fit] = {}
 _loading = threading.Lock()
 
 
@@ -44,9 +44,9 @@ def load_known(
     key = (_digest(model), bits or KvBits())
 
     def fit(loaded: Any, bits: KvBits, limits: ModelLimits) -> Engine:
-        if key not in _found:
+        if key not in _fits:
             engine = fit_engine(loaded, bits, limits)
-            _found[key] = Fit(
+            _fits[key] = Fit(
                 engine.spec,
                 engine.packed,
                 engine.batching,
@@ -54,10 +54,10 @@ def load_known(
                 engine.pair_bytes,
             )
             return engine
-        known = _found[key]
-        engine = Engine(loaded, known.spec, packed=known.packed, limits=limits)
-        engine.batching, engine.padded_waste_max = known.batching, known.padded_waste_max
-        engine.pair_bytes = known.pair_bytes
+        fitted = _fits[key]
+        engine = Engine(loaded, fitted.spec, packed=fitted.packed, limits=limits)
+        engine.batching, engine.padded_waste_max = fitted.batching, fitted.padded_waste_max
+        engine.pair_bytes = fitted.pair_bytes
         return engine
 
     with _loading, mock.patch.object(loaded_model, "fit_engine", fit):

@@ -1,7 +1,7 @@
 """Results of a node's start-up trials, shared within a process to halve a start.
 
-The first start with a model and settings tries everything. A later one times no prompt, and saves
-and restores no agent of its own; what it tries again while it runs, it really tries.
+The first start with a model and settings runs all trials. Later starts skip the timed prompt and
+the saved and restored trial agent; trials that are repeated while the node runs are not skipped.
 """
 
 from fabric.control.node_calls import SelfTest
@@ -14,7 +14,7 @@ _tokens_per_s: dict[tuple[bytes, str], float] = {}
 
 
 class KnownService(NodeService):
-    """A node that reuses the start-up results of an equal one."""
+    """Node that reuses the start-up results of a node with equal settings."""
 
     def _build(self) -> Node:
         node = super()._build()

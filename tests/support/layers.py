@@ -13,7 +13,7 @@ def attention_layer(
     dtype: str,
     window_tokens: int = 0,
 ) -> LayerSpec:
-    """Describe a layer that keeps keys and values, `widths` apart, of one precision."""
+    """Describe a layer with keys and values of these widths and one precision."""
     names = ("keys", "values")
     slots = tuple(
         SlotSpec(name, heads, width, bits, group_size, dtype)

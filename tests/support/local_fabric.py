@@ -26,7 +26,7 @@ from router.placement.placement import Placement
 from router.serve import serve_roster
 from tests.support.services import KEY, call, start_service
 
-REAL_UP = "MACFABRIC_TESTS_ON_UP"  # "http" or "https": tests use a real `macfabric up`
+REAL_UP = "MACFABRIC_TESTS_ON_UP"  # "http" or "https": run the tests on a real `macfabric up`
 OPERATOR_KEY = "key-of-the-operator-of-tests"
 
 
@@ -47,7 +47,7 @@ class Answer:
 
 
 class LocalFabric:
-    """Nodes that can be restarted, and a router that finds them."""
+    """Nodes that can be restarted, and a router that discovers them."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class LocalFabric:
     def chat(
         self, messages: list[Any], agent: str | None = None, *, stream: bool = False, **body: Any
     ) -> Answer:
-        """Ask through the official SDK."""
+        """Send a chat through the official SDK."""
         headers = {"X-Agent-ID": agent} if agent else {}
         request = {
             "model": self.model_name,
@@ -251,7 +251,7 @@ class LocalFabric:
 
 @contextmanager
 def local_fabric(folder: Path, model: str, *names: str, **settings: Any) -> Iterator[LocalFabric]:
-    """Run a fabric for a block of code: a real `up` where the environment asks for it."""
+    """Run a fabric for a block of code: a real `up` if the environment selects one."""
     fabric_class: type[LocalFabric] = LocalFabric
     if os.environ.get(REAL_UP):
         from tests.support.real_fabric import RealFabric

@@ -1,4 +1,4 @@
-"""Lines that this process logs, with the turns that they name."""
+"""Lines logged by this process, with their turns."""
 
 import logging
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ class _Lines(logging.Handler):
         self.rows: list[tuple[str, str | None]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message with the turn that a log file would name beside it."""
+        """Store the message with the turn that a log file would show beside it."""
         self.rows.append((record.getMessage(), current_turn()))
 
 
 @contextmanager
 def logged_turns(name: str) -> Iterator[list[tuple[str, str | None]]]:
-    """Collect what a logger writes in a block of code: messages, and turns or None."""
+    """Collect a logger's messages, each with its turn or None, during a block of code."""
     logger, lines = logging.getLogger(name), _Lines()
     level = logger.level
     logger.setLevel(logging.INFO)

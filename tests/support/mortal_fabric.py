@@ -1,7 +1,7 @@
-"""Real nodes and routers in one process that die as by SIGKILL at any message between them.
+"""Real nodes and routers in one process that can be killed, as by SIGKILL, at any message.
 
-A node's death keeps what its disk held at that moment: it lives on, as a new process would,
-from a copy of its folder made then. A router's death keeps nothing, and nothing of it is sent.
+When a node dies, its folder is copied as it is at that moment, and the node restarts from the copy
+as a new process would. When a router dies, all its state is lost and its messages are not sent.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ SETTLE_S = 30.0
 
 @dataclass
 class Mac:
-    """One node: the process it is now, and the folder of this life."""
+    """One node: its present process, and the folder of this incarnation."""
 
     name: str
     folder: Path
@@ -57,9 +57,9 @@ class Mac:
         self.service = await asyncio.to_thread(start_service, root, self.model, self.name)
 
     async def die(self) -> None:
-        """Stop at once; nothing that happens from here on is on the next life's disk."""
+        """Stop at once; later writes do not reach the next incarnation's disk."""
         dead, self.service = self.service, None
-        assert dead is not None, "it was dead already"
+        assert dead is not None, "the node is already dead"
         old = self.folder / f"life-{self.lives}"
         self.lives += 1
         await asyncio.to_thread(_copy, old, self.folder / f"life-{self.lives}")
@@ -68,12 +68,12 @@ class Mac:
 
     @property
     def node(self) -> Any:
-        assert self.service is not None, "it is dead"
+        assert self.service is not None, "the node is dead"
         return self.service.node
 
 
 def _copy(old: Path, new: Path) -> None:
-    """Copy a folder in use: records before blocks, so that no record lacks what it had."""
+    """Copy a folder in use: records before blocks, so that no copied record lacks its blocks."""
 
     def records_first(path: str, names: list[str]) -> set[str]:
         return {name for name in names if name.startswith(".tmp-")}
@@ -86,13 +86,13 @@ def _copy(old: Path, new: Path) -> None:
 
 def _keep_first(source: str, target: str) -> None:
     if not Path(target).exists():
-        with suppress(FileNotFoundError):  # removed since it was listed
+        with suppress(FileNotFoundError):  # removed after it was listed
             shutil.copy2(source, target)
 
 
 @dataclass
 class Message:
-    """A control call on its way: its number among all steps, its name and its receiver."""
+    """Control call in transit: its number among all steps, its name and its receiver."""
 
     index: int
     name: str
@@ -112,7 +112,7 @@ class World:
     services: Services | None = None
     meddle: Meddle | None = None
     deaf: set[str] = field(default_factory=set)  # control messages to them are lost
-    mute: set[str] = field(default_factory=set)  # their answers are
+    mute: set[str] = field(default_factory=set)  # their answers are lost
     sent: list[Message] = field(default_factory=list)
     _tending: asyncio.Task[None] | None = None
     _alive: list[bool] = field(default_factory=list)
@@ -124,14 +124,14 @@ class World:
         return self.services
 
     async def start_router(self) -> None:
-        """Start a router that knows nothing."""
+        """Start a router without any state."""
         alive = [True]
 
         async def roster() -> dict[NodeName, Any]:
             return {NodeName(name): self._transport(name, alive) for name in self.macs}
 
         def connect(name: NodeName, transport: Any, is_lost: Callable[[], bool]) -> HttpNodeLink:
-            secret = http_secret(KEY)  # and every call by the transport, for `meddle` to see
+            secret = http_secret(KEY)  # calls use the transport only, so that `meddle` sees them
             return HttpNodeLink(name, transport, self._session, secret, is_lost, uses_http=False)
 
         access = NodeAccess(roster, connect, ScaledClock(self.scale), HEARTBEAT_S / self.scale)
@@ -142,7 +142,7 @@ class World:
         self._tending = asyncio.create_task(self.services.run())
 
     async def kill_router(self) -> None:
-        """Let nothing of this router reach a node any more; then forget it."""
+        """Drop all further messages of the router, then stop it."""
         self._alive[0] = False
         dead, self.services = self._tending, None
         assert dead is not None, "there is no router"
@@ -187,11 +187,11 @@ class World:
             if isinstance(event, Delta):
                 parts.append(event.text)
             is_finished = is_finished or isinstance(event, Finished)
-        assert is_finished, "no turn ends without its last event"
+        assert is_finished, "the turn ended without its last event"
         return "".join(parts), opened.admitted
 
     def turn(self, agent: str, *texts: str, **sampling: Any) -> TurnRequest:
-        """Spell a turn; texts are the user's and the assistant's by turns."""
+        """Build a turn; the texts alternate between user and assistant."""
         roles = ("user", "assistant")
         messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
         (model,) = self.router.fleet.models()
@@ -207,7 +207,7 @@ class World:
     # --- truth -------------------------------------------------------------------------------
 
     async def views(self, agent: str) -> dict[str, AgentView]:
-        """Ask every living node itself what it has of an agent."""
+        """Return every living node's own view of an agent."""
         found = {}
         for mac in self.macs.values():
             if mac.service is not None:
@@ -230,7 +230,7 @@ class World:
                 await asyncio.sleep(0.02)
 
     async def await_no_loose_blocks(self, timeout_s: float = SETTLE_S) -> None:
-        """Wait until every block of every node is in some record, and every record has its own."""
+        """Wait until every node's blocks are exactly those that its records name."""
         async with asyncio.timeout(timeout_s):
             while not all(map(_is_tidy, self.macs.values())):  # noqa: ASYNC110 - disks send no event
                 await asyncio.sleep(0.05)
@@ -243,24 +243,24 @@ class World:
                 await asyncio.sleep(0.02)
 
     async def await_current_lives(self) -> None:
-        """Wait until the router knows each node's present life."""
+        """Wait until the router knows each node's present incarnation."""
         await self.alive()
         lives = {
             name: mac.node.resources.identity.config.incarnation for name, mac in self.macs.items()
         }
 
-        def known_lives() -> dict[str, int]:
+        def known_incarnations() -> dict[str, int]:
             members = self.router.fleet.membership.members
             views: list[NodeView | None] = [member.view for member in members]
             return {view.name: view.incarnation for view in views if view is not None}
 
         async with asyncio.timeout(SETTLE_S):
-            while known_lives() != lives:  # noqa: ASYNC110 - beats tell it
+            while known_incarnations() != lives:  # noqa: ASYNC110 - heartbeats send no event
                 await asyncio.sleep(0.02)
 
 
 def _is_tidy(mac: Mac) -> bool:
-    """Say whether a node's disk has exactly the blocks that its records name."""
+    """Return whether a node's disk has exactly the blocks that its records name."""
     node = mac.node
     needed = {
         ref.name for agent in node.resources.table if agent.saved for ref in agent.saved.kept_refs

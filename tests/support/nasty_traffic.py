@@ -29,7 +29,7 @@ def long_json(driver: Driver) -> None:
 
 
 def elided(driver: Driver) -> None:
-    """Old results are cut out as the loop goes on, and the newest stay."""
+    """Remove old results while the loop continues; keep the newest."""
     talk = Talk(driver, tools=TOOLS)
     talk.ask(call=("read", {"path": "0"}))
     for step in range(5):
@@ -43,14 +43,14 @@ def elided(driver: Driver) -> None:
 
 
 def marks_in_texts(driver: Driver) -> None:
-    """Users paste what templates and models write."""
+    """Paste marks of templates and models into users' messages."""
     talk = Talk(driver, echo=drop_thought)
     for turn in range(3):
         talk.ask(f"{words(930 + turn, 10)} {' and '.join(_pasted(driver)[turn:])} {turn}?")
 
 
 def marks_in_results(driver: Driver) -> None:
-    """A tool finds what templates and models write."""
+    """Return marks of templates and models as tool results."""
     talk = Talk(driver, tools=TOOLS, echo=drop_thought)
     talk.ask(call=("read", {"path": "0"}))
     for step in range(3):
@@ -66,7 +66,7 @@ def _pasted(driver: Driver) -> list[str]:
 
 
 def reminded(driver: Driver) -> None:
-    """A reminder stands behind the newest message only."""
+    """Append a reminder to the newest message only."""
     talk = Talk(driver, tools=TOOLS)
     for turn in range(4):
         plain = words(940 + turn, 40)
@@ -75,7 +75,7 @@ def reminded(driver: Driver) -> None:
 
 
 def large_calls(driver: Driver) -> None:
-    """Files are written by calls, and not looked at again."""
+    """Write files by calls, and never read them again."""
     talk = Talk(driver, tools=TOOLS)
     talk.ask(call=("write", {"path": "a", "what": words(950, 200)}))
     for step in range(3):
@@ -87,7 +87,7 @@ def large_calls(driver: Driver) -> None:
 
 
 def commands_in_text(driver: Driver) -> None:
-    """Agents without tools: each step is the model's text and the user's observation."""
+    """Run agents without tools: each step is a text of the model and an observation of the user."""
     talk = Talk(driver, echo=drop_thought)
     for step in range(6):
         answer = f"{words(960 + step, 15)}\n```\ngrep -rn '{step}' . | head\n```\n"

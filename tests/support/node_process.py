@@ -24,18 +24,20 @@ _CONTEXT = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 
 
 class NodeProcess:
-    """A running node; `control` may be called by any thread, also when the node is dead."""
+    """A running node; any thread may call `control`, also after the node's death."""
 
     def __init__(self, config: NodeConfig, step_s: float = 0.0) -> None:
-        """Start it, and wait until it serves; each step of its engine lasts `step_s` longer."""
+        """Start the node and wait until it serves; each engine step lasts `step_s` longer."""
         if FORKS:
             _CONTEXT.set_forkserver_preload([__name__])
         self.incarnation = config.incarnation
         self._name = config.name
-        self._pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_serve, args=(theirs, config, step_s), daemon=True)
+        self._pipe, child_end = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(
+            target=_serve, args=(child_end, config, step_s), daemon=True
+        )
         self._process.start()
-        theirs.close()
+        child_end.close()
         assert self._pipe.recv_bytes() == READY
         self._numbers = itertools.count()
         self._pending: dict[int, Future[bytes]] = {}
@@ -56,14 +58,14 @@ class NodeProcess:
         return answer
 
     def kill(self) -> None:
-        """End it with SIGKILL, at once."""
+        """Kill the node with SIGKILL."""
         self._process.kill()
         self._process.join(STOP_S)
         self._reader.join(STOP_S)
         assert not self._process.is_alive()
 
     def stop(self) -> None:
-        """End it in order."""
+        """Shut the node down."""
         with self._sending, suppress(OSError):
             self._pipe.send_bytes(STOP)
         self._process.join(STOP_S)
@@ -99,7 +101,7 @@ def _serve(pipe: Connection, config: NodeConfig, step_s: float) -> None:
         with sending:
             pipe.send_bytes(number + reply.result())
 
-    with suppress(EOFError):  # its parent process is gone
+    with suppress(EOFError):  # the parent process has ended
         while (raw := pipe.recv_bytes()) != STOP:
             number, call = raw[:NUMBER_BYTES], raw[NUMBER_BYTES:]
             service.control(call).add_done_callback(partial(answer, number))
@@ -107,7 +109,7 @@ def _serve(pipe: Connection, config: NodeConfig, step_s: float) -> None:
 
 
 def _decode_slowly(step_s: float) -> None:
-    """Let every step last, so that no answer is over before something happens to its agent."""
+    """Delay every decode step, so that answers last long enough to disturb their agents."""
     launch = Engine.launch
 
     def slow(self: Engine, slots: list) -> None:

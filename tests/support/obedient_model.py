@@ -1,7 +1,7 @@
-"""A real fabric whose model answers each request with a function of the test.
+"""A real fabric whose model's answers come from a function of the test.
 
-Router, node, templates, caches, grammars and samplers are the product's, and all is computed; only
-the likeliest token is scripted. A sampler that may not take that one takes what the format allows.
+Router, node, templates, caches, grammars and samplers are the product's, and all computations run;
+only the likeliest token is scripted. If a format forbids it, the sampler takes an allowed token.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,17 +22,17 @@ from tests.support.template_shapes import ScriptedAnswer, Shape
 
 Answers = Callable[[GenerateRequest], ScriptedAnswer]
 _BEGUN_TOKENS = 50
-_SURE = 1e4  # a logit beside which all others are nothing
+_SURE = 1e4  # a logit that dominates all others
 
 
 @dataclass(slots=True)
 class ScriptedTurn:
-    """A turn: its request, its prompt, and the cached part of it."""
+    """A turn: its request, its prompt, and the number of cached tokens."""
 
     request: GenerateRequest
     sequence: Sequence
     prompt_ids: tuple[int, ...]
-    cached_tokens: int = 0  # as its client learns
+    cached_tokens: int = 0  # as reported to its client
 
     @property
     def prompt_tokens(self) -> int:
@@ -49,7 +49,7 @@ class ObedientModel:
     disobeyed: list[str] = field(default_factory=list)  # scripted tokens that a format refused
     _tokens: dict[int, tuple[object, list[int]]] = field(default_factory=dict)
 
-    def hear(self, parts: Sequences, request: GenerateRequest, sequence: Sequence) -> None:
+    def register(self, parts: Sequences, request: GenerateRequest, sequence: Sequence) -> None:
         """Choose the answer; the sampling of a sequence is its own object."""
         tokenizer = parts.tokenizer
         answer = self.answers(request)
@@ -58,7 +58,7 @@ class ObedientModel:
         self._tokens[id(sequence.input.sampling)] = (sequence.input.sampling, tokens)
 
     def is_answering(self, since: int) -> bool:
-        """Say whether a turn since then is in the middle of its answer."""
+        """Return whether a turn from number `since` on is in the middle of its answer."""
         return any(len(turn.sequence.answer_ids) > _BEGUN_TOKENS for turn in self.turns[since:])
 
     def sampler(self, sampler: Sampler) -> Sampler:
@@ -99,13 +99,13 @@ class _ScriptedSampler(Sampler):
 
 @contextmanager
 def obedient(shape: Shape, answers: Answers) -> Iterator[ObedientModel]:
-    """Let all nodes of this process answer so, for a block of code."""
+    """Script the answers of all nodes of this process during a block of code."""
     model, make, choose = ObedientModel(shape, answers), Sequences.make, engine.make_sampler
     admit = Prefixes.admitted
 
     def make_sequence(parts, request, prepared, *more):
         sequence = make(parts, request, prepared, *more)
-        model.hear(parts, request, sequence)
+        model.register(parts, request, sequence)
         model.turns.append(ScriptedTurn(request, sequence, tuple(prepared.plan.ids)))
         return sequence
 

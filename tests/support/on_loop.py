@@ -4,7 +4,7 @@ import asyncio
 
 
 def change(service, target, **values):
-    """Set attributes of an agent, say, on a running node's loop."""
+    """Set attributes of an object, such as an agent, on a running node's loop."""
 
     async def set_all():
         for name, value in values.items():

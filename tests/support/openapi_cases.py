@@ -1,8 +1,8 @@
 """Random requests of every operation of the OpenAPI document, sent to a real fabric and judged.
 
-Most say something that the document allows, the others something that it does not; many are
-about agents and nodes that exist. Each operation gets its part of all cases. `send_turns` sends
-only turns, whose bodies (`chat_bodies`) are mostly accepted.
+Most requests are valid by the document, the others are not; many name agents and nodes that
+exist. Each operation gets an equal share of the cases. `send_turns` sends only turns, whose
+bodies (`chat_bodies`) are mostly accepted.
 """
 
 import random
@@ -25,7 +25,7 @@ from schemathesis.specs.openapi import checks
 from tests.support import chat_bodies
 from tests.support.documented import DOCUMENT
 
-# The fabric's threads draw random numbers while a case is drawn, which is no part of its strategy.
+# The fabric's threads draw random numbers while a case is drawn; they are not part of its strategy.
 ALLOWS_RANDOM_THREADS = pytest.mark.filterwarnings(
     "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
 )
@@ -46,7 +46,7 @@ TURNS = {
 }
 BUSY, ATTEMPTS = (503, 529), 20
 OWN_FAULT = re.compile(r'"type": ?"(server_error|api_error|overloaded_error)"')  # in a stream
-EXCLUDED = ("/v1/nodes/{node}/drain",)  # it would leave no node
+EXCLUDED = ("/v1/nodes/{node}/drain",)  # draining would leave no node
 TIMEOUT_S = 60
 MESSAGES = [{"role": "user", "content": "The vault code of Mira is otter lantern quartz."}]
 RUN = {"run": "cases", "yaml": "{scenario: s, agents: {a: {}}, phases: [{id: p, agents: [a]}]}"}
@@ -56,10 +56,10 @@ REQUIRED = ("model", "messages", "prompt", "input", "max_tokens", "to", "as", "p
 
 @dataclass
 class Judged:
-    """What was sent and answered."""
+    """Statuses and failures of the requests sent."""
 
     statuses: Counter = field(default_factory=Counter)  # by method, path and status
-    wrong: dict[str, str] = field(default_factory=dict)  # by what it is: how to repeat it
+    wrong: dict[str, str] = field(default_factory=dict)  # how to repeat it, by its title
     retried: int = 0  # because no node was ready
 
     @property
@@ -81,13 +81,13 @@ def operations():
     document = deepcopy(DOCUMENT)
     for path in document["paths"].values():
         for operation in path.values():
-            del operation["security"]  # keys are ours to choose
+            del operation["security"]  # the test chooses the keys
     schema = schemathesis.openapi.from_dict(document)
     return [result.ok() for result in schema.get_all_operations()]
 
 
 def send_cases(fabric, key, operator_key, count, seed):
-    """Send `count` cases of all operations together, and as many in turn of each."""
+    """Send `count` cases in total, equally many for each operation."""
     judged, found = Judged(), operations()
     with requests.Session() as session:
         sender = _Sender(fabric.url, fabric.model_name, key, operator_key, session, judged)
@@ -98,7 +98,7 @@ def send_cases(fabric, key, operator_key, count, seed):
 
 
 def send_turns(fabric, key, operator_key, count, seed):
-    """Send `count` turns over all dialects, whose bodies are right or changed in a place or two."""
+    """Send `count` turns over all dialects; bodies are valid or changed in one or two places."""
     judged = Judged()
     with requests.Session() as session:
         sender = _Sender(fabric.url, fabric.model_name, key, operator_key, session, judged)
@@ -122,12 +122,12 @@ def _run(operation, sender, count, seed):
         while done < part:  # hypothesis ends early where few cases are possible
             before = sender.judged.count
             _generate(operation, mode, sender, part - done, seed + done)
-            gone = sender.judged.count - before
-            if not gone:
-                if mode is modes.NEGATIVE:  # nothing to break: send what is right
+            sent_count = sender.judged.count - before
+            if not sent_count:
+                if mode is modes.NEGATIVE:  # nothing to invalidate: send valid cases
                     _generate(operation, modes.POSITIVE, sender, part - done, seed + done)
                 break
-            done += gone
+            done += sent_count
 
 
 def _generate(operation, mode, sender, count, seed):
@@ -163,11 +163,11 @@ class _Sender:
     session: requests.Session
     judged: Judged
     sent: int = 0
-    agents: set[str] = field(default_factory=set)  # agents that are there
+    agents: set[str] = field(default_factory=set)  # agents that exist
     waiting: Event = field(default_factory=Event)  # never set
 
     def send(self, case):
-        """Send one case, and now and then with a wrong key as well."""
+        """Send one case; every eighth also with a wrong key."""
         self.sent += 1
         choose = random.Random(self.sent)
         self._focus(case, choose)
@@ -179,9 +179,9 @@ class _Sender:
         self._judge(case, headers)
 
     def send_turn(self, case):
-        """Send one turn, of an agent that the request names or not; again if no node is ready.
+        """Send one turn of a named or unnamed agent; retry while no node is ready.
 
-        On a starved machine a node falls silent now and then. Clients, too, ask again.
+        On a starved machine, nodes sometimes miss heartbeats; clients retry, too.
         """
         self.sent += 1
         headers = {"Authorization": f"Bearer {self.key}"}
@@ -193,7 +193,7 @@ class _Sender:
             self._note(f"{_name(case)} ends in an error of ours", case, answer)
 
     def _focus(self, case, choose):
-        """Ask for what exists, more often than chance would."""
+        """Put names of existing agents, nodes and runs into most cases."""
         path, places = case.operation.path, case.path_parameters or {}
         if "agent" in places and choose.random() < 0.8:
             places["agent"] = choose.choice(AGENTS)
@@ -215,7 +215,7 @@ class _Sender:
             self._trim(case.body, choose)
 
     def _make(self, agent):
-        """Let an agent be there, unless it is; what erases it asks for it by name, too."""
+        """Create an agent unless it exists."""
         if agent in AGENTS and agent not in self.agents:
             body = {"model": self.model, "messages": MESSAGES, "max_tokens": 1}
             self._post("/v1/chat/completions", json=body, headers={"X-Agent-ID": agent})
@@ -228,7 +228,7 @@ class _Sender:
         return answer
 
     def _trim(self, body, choose):
-        """Leave away most of what may be absent: with all of it, next to nothing is taken."""
+        """Remove most optional fields: bodies with all of them are nearly always refused."""
         for name in list(body):
             if name not in REQUIRED and choose.random() < 0.85:
                 del body[name]
@@ -269,7 +269,7 @@ class _Sender:
     def _call(self, case, headers):
         try:
             if case.operation.path == ENDLESS:
-                case.method = "HEAD"  # what GET begins with
+                case.method = "HEAD"  # the stream never ends: request its headers only
             return case.call(
                 base_url=self.url, session=self.session, headers=headers, timeout=TIMEOUT_S
             )

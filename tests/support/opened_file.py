@@ -1,4 +1,4 @@
-"""An open file of a disk that is not the system's: each read asks that disk again."""
+"""An open file of a test's disk: each read calls that disk."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Collector of spans that speaks OTLP over HTTP, in this process."""
+"""Collector of spans by OTLP over HTTP, in this process."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass
 class ReceivedSpan:
-    """Span as a collector sees it."""
+    """Span as a collector receives it."""
 
     name: str
     trace: str
@@ -30,7 +30,7 @@ class ReceivedSpan:
 
 @dataclass
 class Collector:
-    """What was received; requests are answered once `may_answer` is set."""
+    """Received spans; requests are answered once `may_answer` is set."""
 
     url: str = ""
     bodies: list[bytes] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Collector:
         return [each for each in self.spans if each.parent == span.id]
 
     def take(self, body: bytes) -> None:
-        """Keep the spans of one request."""
+        """Store the spans of one request."""
         self.bodies.append(body)
         sent = ExportTraceServiceRequest.FromString(body)
         for resource in sent.resource_spans:
@@ -74,7 +74,7 @@ def _received(span: Any) -> ReceivedSpan:
 
 @contextmanager
 def collector(*, answers: bool = True) -> Iterator[Collector]:
-    """Run a collector for a block of code; with `answers` off, it answers at the end only."""
+    """Run a collector for a block of code; without `answers`, it answers only at the end."""
     received = Collector()
     if answers:
         received.may_answer.set()

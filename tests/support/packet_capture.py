@@ -20,14 +20,14 @@ NAMESPACES = Path("/run/netns")
 
 
 def why_not() -> str | None:
-    """Return why nothing can be captured here, or None."""
+    """Return the reason why packets cannot be captured here, or None."""
     if not sys.platform.startswith("linux"):
         return "packets are captured on Linux only"
     return None if os.geteuid() == 0 else "only root sees packets"
 
 
 class Capture:
-    """All that leaves over one interface; TCP is put together per direction of a connection.
+    """Packets sent on one interface; TCP is reassembled per direction of a connection.
 
     With `namespace` the interface is that of a network namespace.
     """
@@ -63,7 +63,7 @@ class Capture:
                 if self._ended.is_set():
                     return
                 continue
-            if address[2] == socket.PACKET_OUTGOING:  # on lo, each is seen coming in as well
+            if address[2] == socket.PACKET_OUTGOING:  # on lo, each packet is also seen as incoming
                 self.packets += 1
                 self._take(address[1], raw[14:])
 
@@ -83,11 +83,11 @@ class Capture:
             self._streams[ends, segment[:4]].append((number, payload))
 
     def streams(self) -> list[bytes]:
-        """Return every direction of every connection as its reader got it, and all else."""
+        """Return each direction of each connection as its reader received it, and other packets."""
         return [*map(_joined, self._streams.values()), *self._others]
 
     def find(self, needle: bytes) -> list[bytes]:
-        """Return what stands around `needle` wherever it was seen."""
+        """Return the surroundings of `needle` in each stream that contains it."""
         found = []
         for stream in self.streams():
             at = stream.find(needle)
@@ -97,7 +97,7 @@ class Capture:
 
 
 def _opened(namespace: str | None) -> socket.socket:
-    """Open a socket where it is to listen: a thread enters that namespace and ends in it."""
+    """Open a socket in a namespace, from a thread that enters the namespace and then ends."""
     sockets = []
 
     def work() -> None:
@@ -116,7 +116,7 @@ def _opened(namespace: str | None) -> socket.socket:
 
 
 def _joined(segments: list[tuple[int, bytes]]) -> bytes:
-    """Put segments in order; what was sent twice counts once, what is missing is skipped."""
+    """Put segments in order; drop retransmissions and skip gaps."""
     first = segments[0][0]
     out, end = bytearray(), 0
     for number, payload in sorted(((n - first + (1 << 31)) % (1 << 32), p) for n, p in segments):

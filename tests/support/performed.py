@@ -1,4 +1,4 @@
-"""One performance of a scenario by given speakers."""
+"""One run of a scenario by a given speaker."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ EventHandler = Callable[[RunEvent], object]
 def performed(
     plan: SeriesPlan, speaker: FabricClient, folder: Path, on_event: EventHandler = lambda _: None
 ) -> ArmRun:
-    """Perform a plan of one arm, with its journal in `folder`; `tell` hears its events."""
+    """Perform a plan of one arm, with its journal in `folder`; pass its events to `on_event`."""
 
     @contextmanager
     def watch(*_: object) -> Iterator[EventHandler]:

@@ -1,4 +1,4 @@
-"""A whole fabric whose nodes are processes that are killed and restarted on their disks."""
+"""A whole fabric whose nodes are processes that can be killed and restarted on their disks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from tests.support.services import KEY
 
 
 class ProcessFabric(LocalFabric):
-    """The real router of this process, with real HTTP and TCP to nodes that may die."""
+    """The real router in this process, with real HTTP and TCP to nodes that may die."""
 
     def _start(self, name: str) -> NodeProcess:
         settings = dict(self._settings)
@@ -52,7 +52,7 @@ class ProcessFabric(LocalFabric):
 def process_fabric(
     folder: Path, model: str, *names: str, **settings: Any
 ) -> Iterator[ProcessFabric]:
-    """Run a fabric for a block of code; `step_s` is how much longer each token takes."""
+    """Run a fabric for a block of code; each token takes `step_s` longer."""
     fabric = ProcessFabric(folder, model, list(names), **settings)
     try:
         yield fabric

@@ -1,4 +1,4 @@
-"""A program in a terminal of its own, which a test types into and reads."""
+"""A program in its own terminal, which a test types into and reads."""
 
 import fcntl
 import os
@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-LONGEST_S = 50.0  # less than a fake fabric holds its answer
-# Makes the terminal that of the program's session, so that its keys send signals.
+LONGEST_S = 50.0  # less than the time for which a fake fabric withholds its answer
+# Makes this the controlling terminal of the program's session, so that keys send signals.
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -24,7 +24,7 @@ _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][A-Z0-9]?|\r|\x07")
 
 
 class TerminalProgram:
-    """A running program, and the keyboard and screen that it believes to have."""
+    """A running program with an emulated keyboard and screen."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class TerminalProgram:
         folder: Path,
         size: tuple[int, int] = (80, 24),
     ) -> None:
-        """Start it; `size` is the screen's columns and rows."""
+        """Start the program; `size` is the screen's columns and rows."""
         columns, rows = size
         self.raw = ""  # everything shown since the last key
         self._terminal, self._programs_end = pty.openpty()
@@ -60,7 +60,7 @@ class TerminalProgram:
         os.write(self._terminal, keys.encode())
 
     def sees(self, wanted: Iterable[str]) -> bool:
-        """Read until everything wanted has been shown; return whether it has."""
+        """Read until all wanted texts were shown; return whether they were."""
         texts, deadline_s = list(wanted), time.monotonic() + LONGEST_S
         while time.monotonic() < deadline_s:
             if all(text in self.shown for text in texts):
@@ -69,7 +69,7 @@ class TerminalProgram:
         return False
 
     def wait(self) -> int:
-        """Read until the program has ended; return its exit status."""
+        """Read until the program ends; return its exit status."""
         deadline_s = time.monotonic() + LONGEST_S
         while self.process.poll() is None and time.monotonic() < deadline_s:
             self._read(0.1)

@@ -1,4 +1,4 @@
-"""Random answers that a grammar allows, by a small tokenizer with merges."""
+"""Random answers that a grammar allows, from a small tokenizer with merges."""
 
 import random
 from functools import cache
@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from node.grammar.compiler import Compiler, TokenizerFacts
 
 END = "<|im_end|>"
-# Texts whose parts become tokens: they run over the edges of what a grammar is made of.
+# Texts whose parts become tokens that cross the boundaries of a grammar's elements.
 _TRAINED = [
     '{"name": "look", "arguments": {"at": "the sky", "n": {"a": 1}}}, {"name": "bash"}]',
     "<parameter=at>\nthe sky\n</parameter>\n</function>\n</tool_call>",
@@ -21,7 +21,7 @@ _TRAINED = [
 
 
 class Walker:
-    """Walks through grammars; the tokens `specials` are the tokenizer's own."""
+    """Random walks through grammars; `specials` become tokens of their own."""
 
     def __init__(self, specials: tuple[str, ...] = ()) -> None:
         self.tokenizer = _tokenizer(specials)
@@ -38,9 +38,9 @@ class Walker:
     def walk(
         self, grammar: Any, rng: random.Random, hostile: tuple[str, ...] = (), tokens_max: int = 400
     ) -> str | None:
-        """Return the text of random tokens; None if they reach no end.
+        """Return the text of random allowed tokens; None if they reach no end.
 
-        Where it can, it says what is `hostile`, byte by byte.
+        Where allowed, write texts of `hostile` byte by byte.
         """
         matcher, ids, planned = grammar.begin(), [], []
         while len(ids) < tokens_max:
@@ -63,7 +63,7 @@ class Walker:
         return all(map(matcher.consume_token, tokens)) and self._end in self._allowed(matcher)
 
     def _choose(self, allowed: list[int], rng: random.Random) -> int:
-        """Choose long tokens as often as any."""
+        """Choose any token or, as often, a long one."""
         if rng.random() < 0.5:
             return rng.choice(allowed)
         return max((rng.choice(allowed) for _ in range(4)), key=self._lengths.__getitem__)
@@ -91,14 +91,14 @@ def _tokenizer(specials: tuple[str, ...]) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(_TRAINED * 50, trainer)
-    # Many tokenizers call none of these special, and take them for one token all the same.
+    # Many tokenizers mark none of these as special, yet encode each as one token.
     added = [AddedToken(text, special=index % 2 == 0) for index, text in enumerate(specials)]
     tokenizer.add_tokens(added)
     return tokenizer
 
 
 def _bytes_by_sign() -> dict[str, int]:
-    """Return which byte each sign of a byte-level tokenizer stands for."""
+    """Map each sign of a byte-level tokenizer to its byte."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     signs = {chr(byte): byte for byte in plain}

@@ -18,9 +18,9 @@ from tests.support.up_fabric import running_up
 
 
 class RealFabric(LocalFabric):
-    """A `macfabric up` with the methods of the fabric that tests run in their own process."""
+    """A `macfabric up` with the methods of the fabric that tests run in their process."""
 
-    def __init__(  # the base's own starts nodes in this process
+    def __init__(  # the base's own __init__ starts nodes in this process
         self,
         folder: Path,
         model: str,
@@ -35,7 +35,7 @@ class RealFabric(LocalFabric):
             settings_of_router["completion_tokens_max"] = tokens_max
         if os.environ[REAL_UP] == "https":
             settings_of_router["tls"] = {"mode": "always"}
-        with ExitStack() as running:  # what fails below ends the fabric
+        with ExitStack() as running:  # a failure below stops the fabric
             up = running_up(folder, model, settings, settings_of_router | (router or {}), names)
             self.up = running.enter_context(up)
             self.url = self.up.url
@@ -59,7 +59,7 @@ class RealFabric(LocalFabric):
         return str(self.http.get("/v1/models").json()["data"][0]["id"])
 
     def drop_hot(self) -> NoReturn:
-        """Skip the test: it looks into a node."""
+        """Skip the test: it needs access to a node."""
         self.services  # noqa: B018
 
     def restart(self, name: str) -> NoReturn:

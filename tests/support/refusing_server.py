@@ -1,4 +1,4 @@
-"""A server in a process of its own that answers every request with 413 before it reads the body."""
+"""A server in its own process that answers every request with 413 before reading the body."""
 
 import asyncio
 import json
@@ -21,13 +21,13 @@ TEXT = b'{"error":{"code":"too_large"}}'
 
 @dataclass(frozen=True, slots=True)
 class Refusing:
-    """Where the server listens, and the folder with its certificates, if it speaks TLS."""
+    """Address of the server, and the folder of its certificates if it uses TLS."""
 
     address: tuple[str, int]
     keys: Path | None
 
     def connect(self, *, is_clear: bool = False) -> socket.socket:
-        """Open a connection, over TLS unless it is to be in clear text."""
+        """Open a connection, over TLS unless `is_clear`."""
         sock = socket.create_connection(self.address, timeout=HANG_S)
         if self.keys is None or is_clear:
             return sock

@@ -1,6 +1,6 @@
 """Many chats at once from a separate process: `python -m tests.support.request_spike`.
 
-A client that shares the router's process takes the time of the router's event loop.
+A client in the router's process would take time of the router's event loop.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def start_spike(url: str, model: str, count: int, max_tokens: int = 8) -> "subpr
 
 
 def spike_outcomes(spike: "subprocess.Popen[str]") -> dict[str, int]:
-    """Return how many chats ended with each status, or with each kind of broken connection."""
+    """Count chats by status, or by kind of broken connection."""
     output, _ = spike.communicate(timeout=HANG_S)
     assert spike.returncode == 0
     outcomes: dict[str, int] = json.loads(output)

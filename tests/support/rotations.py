@@ -9,7 +9,7 @@ from fabric.kvcache.rotation import Rotation
 
 
 def turned(rows: mx.array, rotation: Rotation, delta: Any) -> np.ndarray:
-    """Turn `[..., tokens, width]` in float64, pair by pair."""
+    """Rotate `[..., tokens, width]` in float64, pair by pair."""
     out = np.array(rows.astype(mx.float32), np.float64)
     angles = np.multiply.outer(np.asarray(delta), np.array(rotation.radians_per_token))
     first, second = (list(dims) for dims in zip(*rotation.pairs, strict=True))
@@ -26,7 +26,7 @@ def moving_dims(rotation: Rotation) -> tuple[int, ...]:
 
 
 def still(rows: mx.array, rotation: Rotation | None) -> np.ndarray:
-    """Leave out the dimensions that move."""
+    """Return the rows without the dimensions that move."""
     return np.delete(np.array(rows), moving_dims(rotation) if rotation else (), axis=-1)
 
 

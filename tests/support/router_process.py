@@ -28,7 +28,7 @@ OPERATOR_KEY = "key-of-an-operator-elsewhere"
 
 
 class ControlRelay:
-    """Control calls of router processes to nodes of this process, as Ray carries them."""
+    """Relay of control calls from router processes to nodes of this process, in Ray's place."""
 
     def __init__(self, nodes, host="127.0.0.1"):
         relay = self
@@ -60,7 +60,7 @@ class RouterProcess:
     """One of a fabric's routers."""
 
     def __init__(self, relay, log, host="127.0.0.1", prefix=(), *, standby=True):
-        """Start it, listening at `host`, by a command that `prefix` begins."""
+        """Start the router, listening at `host`, by a command that begins with `prefix`."""
         argv = [host, relay.url, "standby" if standby else "sole", *relay.nodes]
         self._log = log.open("wb")
         self._process = subprocess.Popen(
@@ -76,7 +76,7 @@ class RouterProcess:
         os.kill(self._process.pid, number)
 
     def stop(self):
-        """End it at once, frozen or not."""
+        """Kill the router, frozen or not."""
         if self._process.poll() is None:
             self.send(signal.SIGKILL)
         self._process.wait()
@@ -116,8 +116,8 @@ async def _serve(listeners, relay, role, names, restart):
 def _main(host, relay, role, *more):
     option = f"{LISTENER_OPTION}="
     names = [each for each in more if not each.startswith(option)]
-    left = [int(each.removeprefix(option)) for each in more if each.startswith(option)]
-    listeners = inherited(left) or listen(host, 0)
+    descriptors = [int(each.removeprefix(option)) for each in more if each.startswith(option)]
+    listeners = inherited(descriptors) or listen(host, 0)
     kept, restart = [listener.dup() for listener in listeners], RestartRequest()
     asyncio.run(_serve(listeners, relay, role, names, restart))
     if restart.is_requested:

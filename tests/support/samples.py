@@ -7,7 +7,7 @@ import pytest
 
 
 def sample(every: Iterable[Any], *kept: Any) -> list[Any]:
-    """Mark all but the kept ones nightly; raise ValueError for one that is not among them."""
+    """Mark all but the kept parameters nightly; raise ValueError for an unknown one."""
     values = list(every)
     if not kept or any(one not in values for one in kept):
         message = f"{kept} are not all among {values}"

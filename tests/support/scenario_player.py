@@ -1,4 +1,4 @@
-"""A player of scenarios with the recall model in this process; an agent's cache only grows."""
+"""Player of scenarios with the recall model in this process; an agent's cache only grows."""
 
 import json
 import re
@@ -91,7 +91,7 @@ class Player:
             prompt_tokens=figures.prompt_tokens + prompted,
             cached_tokens=figures.cached_tokens + cached,
         )
-        # What ends an answer is written by the template behind it.
+        # The template writes the end mark of an answer.
         memory.trim(len(memory.ids) - 1)
         return memory.tokenizer.decode(answer.ids[:-1])
 

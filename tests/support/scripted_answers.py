@@ -1,4 +1,4 @@
-"""A real model with scripted answers: all is computed, only the sampled tokens are scripted."""
+"""A real model whose sampled tokens are scripted; everything else is computed."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ from node.mlx import engine
 
 @dataclass
 class Script:
-    """Tokens to be sampled next, for one sequence at a time; then the end token for ever."""
+    """Next tokens to sample, for one sequence at a time; then always the end token."""
 
-    end: int | None = None  # None: nothing is scripted yet; a node tests itself as it starts
+    end: int | None = None  # None: no script yet, as while a starting node tests itself
     tokens: deque[int] = field(default_factory=deque)
 
     def next(self) -> int:
-        assert self.end is not None, "what is scripted has an end"
+        assert self.end is not None, "a script needs an end token"
         return self.tokens.popleft() if self.tokens else self.end
 
 
 @contextmanager
 def scripted() -> Iterator[Script]:
-    """Let what is sampled in this block come from the script."""
+    """Sample all tokens of this block from the script."""
     script, choose = Script(), engine._sampled_of
 
     def sampled(slots, logits):

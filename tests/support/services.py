@@ -88,7 +88,7 @@ def start_service(
     tries_everything: bool = False,
     **settings: Any,
 ) -> NodeService:
-    """Start a node on `folder`; with durability off, as tests restart but never lose power."""
+    """Start a node on `folder`, with durability off: tests restart nodes but never lose power."""
     config = NodeConfig(
         name=NodeName(name),
         data_dir=folder / name,
@@ -177,7 +177,7 @@ def ask(
 
 
 def migrate(source: NodeService, target: NodeService, agent: str, epoch: int) -> Copied:
-    """Move an agent as the router does."""
+    """Move an agent by the router's calls."""
     migration, agent_id = MigrationId(f"migration-{epoch}"), AgentId(agent)
     to, frm = NodeName(target.node.name), NodeName(source.node.name)
     offer = call(source, OfferMigration(TENANT, agent_id, epoch, migration, to), Offer)

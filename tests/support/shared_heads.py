@@ -1,4 +1,4 @@
-"""Turns of agents whose prompts begin alike, and how many tokens nodes compute for them."""
+"""Turns of agents with a common prompt head, and counts of the tokens computed for them."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ HEAD = words(1, 700)
 
 
 class Counted:
-    """Tokens that engines have prefilled; `at` runs when they reach a number."""
+    """Counter of prefilled tokens; `then` runs when the count reaches `at`."""
 
     def __init__(self, monkeypatch):
         self.tokens, self.at, self.then = 0, None, None
@@ -33,7 +33,7 @@ class Counted:
         monkeypatch.setattr(Engine, "_extend", counted)
 
     def reset(self):
-        """Count anew: a node computes some tokens when it starts."""
+        """Reset the count: a node computes some tokens when it starts."""
         self.tokens = 0
         self.by_engine.clear()
 
@@ -73,7 +73,7 @@ async def serve_turn(service, request, on_event=lambda event: None):
 
 
 def together(service, requests):
-    """Serve requests that arrive at once; return replies, or what was raised."""
+    """Serve requests that arrive together; return their replies or exceptions."""
 
     async def serve():
         tasks = [asyncio.create_task(serve_turn(service, request)) for request in requests]

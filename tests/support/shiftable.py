@@ -1,4 +1,4 @@
-"""Tiny models whose rows may be moved: every kind of RoPE and of layer that allows it."""
+"""Tiny models with movable rows: every kind of RoPE and layer that allows it."""
 
 from functools import cache
 from typing import Any
@@ -44,12 +44,12 @@ USUAL, PLAIN = KvBits(), KvBits(NATIVE, NATIVE, NATIVE)
 
 @cache
 def engine_of(name: str, bits: KvBits = USUAL, layers_count: int = 4) -> Engine:
-    """Fit an engine to a model of so many layers."""
+    """Fit an engine to a model with `layers_count` layers."""
     return fit_engine(build_model(with_layers(SHIFTABLE[name], layers_count)), bits)
 
 
 def with_layers(config: dict[str, Any], layers_count: int) -> dict[str, Any]:
-    """Return a model's configuration with so many layers."""
+    """Return a model's configuration with `layers_count` layers."""
     changed = {**config, "num_hidden_layers": layers_count}
     if "no_rope_layers" in changed:
         changed["no_rope_layers"] = changed["no_rope_layers"][:layers_count]

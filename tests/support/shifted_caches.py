@@ -16,7 +16,7 @@ from node.mlx.token_store import dense
 from tests.support.rotations import turned
 
 ROOM = 64
-# How far apart two ways to the same logits are; Metal's sine is off by 2^-13 at any angle.
+# Difference of two computations of the same logits; Metal's sine is off by 2^-13 at any angle.
 ROUNDING = 1e-3 if mx.metal.is_available() else 1e-5
 
 
@@ -28,7 +28,7 @@ def filled(
     *,
     seed: int = 0,
 ) -> ResidentCache:
-    """Return a cache of tokens that nobody computed, some of them moved."""
+    """Return a cache of random rows, some of them moved."""
     end = ahead[-1][1] if ahead else tokens_count
     cache = engine.new_cache(end + ROOM)
     cache.fill(end, mx.random.key(seed))
@@ -37,13 +37,13 @@ def filled(
 
 
 def off(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
-    """Say how far logits are off each other, by the largest one."""
+    """Return the largest difference of logits, relative to the largest logit."""
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
 def by_hand(cache: ResidentCache, shifts: Sequence[Shift]) -> ResidentCache:
-    """Let a cache that knows no shifts fetch plain numbers, turned in float64."""
-    assert not cache.shifts, "they are turned once"
+    """Make a cache without shifts fetch dense rows, rotated in float64."""
+    assert not cache.shifts, "rows would be rotated twice"
     for leaf in cache.leaves:
         if isinstance(leaf, ResidentLayer):
             leaf._packed = False

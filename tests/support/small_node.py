@@ -14,13 +14,13 @@ DAY_S = 24 * 3600.0
 
 
 def talk(service, number, tenant=TENANT, name="a", **options):
-    """Take a turn that shares nothing with others' beginnings."""
+    """Take a turn whose prompt shares no prefix with others."""
     agent, text = f"{name}-{number}", f"{name} {number} {WORDS}"
     return ask(service, text, agent=agent, tenant=tenant, **BRIEF, **options)
 
 
 def agent_bytes_in(folder, model):
-    """Return what one agent of `talk` takes on the disk."""
+    """Return the bytes that one agent of `talk` takes on disk."""
     with running(folder, model) as service:
         talk(service, 0)
         agent = service.node.resources.table.get((TENANT, "a-0"))
@@ -32,16 +32,16 @@ def on_loop(service, work):
 
 
 def stored(service, tenant=TENANT):
-    """Name a tenant's agents that are on the disk."""
+    """Return the names of a tenant's agents on disk."""
     listed = call(service, ListAgents(), AgentList).agents
     return {a.view.agent for a in listed if "disk" in a.view.tiers and a.view.tenant == tenant}
 
 
 def age(service, seconds):
-    """Let every agent have been idle for so much longer."""
-    seen = service.node.resources.table.use._seen
-    for key, (used_s, steady_s) in seen.items():
-        seen[key] = (used_s, steady_s - seconds)
+    """Add idle time to every agent."""
+    times = service.node.resources.table.use._seen
+    for key, (used_s, steady_s) in times.items():
+        times[key] = (used_s, steady_s - seconds)
 
 
 def check(service, budget_bytes):

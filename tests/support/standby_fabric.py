@@ -1,4 +1,4 @@
-"""Real nodes and two router processes, one of which is the standby; and their clients."""
+"""Real nodes, two router processes of which one is the standby, and their clients."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ HEADERS = {"authorization": f"Bearer {API_KEY}"}
 def two_routers(folder, far=None):
     """Start three nodes, the active router, and the standby.
 
-    With `far`, the active router runs in that namespace, and the others listen at its host.
+    With `far`, the active router runs in that namespace, and the others listen on its host.
     """
     host = far.host if far else "127.0.0.1"
     model = write_model(folder / "model", LLAMA)
@@ -83,7 +83,7 @@ def ask(router, text, timeout_s=HANG_S, **more):
     )
 
 
-def _stream(router, number, begun):
+def _stream(router, number, first_lines):
     with (
         suppress(httpx2.HTTPError),
         httpx2.stream(
@@ -95,25 +95,27 @@ def _stream(router, number, begun):
         ) as answer,
     ):
         for _ in answer.iter_lines():
-            begun.release()
+            first_lines.release()
 
 
 @contextmanager
 def streams_through(router):
-    """Keep many streams through a router under way; wait for their ends at last."""
-    begun = threading.Semaphore(0)
-    streams = [threading.Thread(target=_stream, args=(router, at, begun)) for at in range(STREAMS)]
+    """Run many streams through a router during a block; then wait for their ends."""
+    first_lines = threading.Semaphore(0)
+    streams = [
+        threading.Thread(target=_stream, args=(router, at, first_lines)) for at in range(STREAMS)
+    ]
     for each in streams:
         each.start()
     for _ in range(STREAMS):
-        assert begun.acquire(timeout=HANG_S), "all streams run"
+        assert first_lines.acquire(timeout=HANG_S), "not every stream began"
     yield
     for each in streams:
         each.join(HANG_S)
 
 
 def seconds_until_served(router):
-    """Return how long it takes until a new turn is answered."""
+    """Return the seconds until a new turn is served."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < HANG_S:
         with suppress(httpx2.HTTPError):
@@ -125,7 +127,7 @@ def seconds_until_served(router):
 
 
 def check_refused(nodes, term):
-    """Check that every node refuses a change in this term."""
+    """Check that every node refuses a change made under this term."""
     for name, node in nodes.items():
         raw = node.control(encode_call(DrainNode(draining=False), term)).result(HANG_S)
         reply = decode_reply(Done, raw)

@@ -15,7 +15,7 @@ from fabric.record.manifest import Manifest, decode_manifest
 
 @dataclass(frozen=True)
 class StoredText:
-    """A text that an agent has, and where."""
+    """A text that an agent has, and its place."""
 
     agent: AgentId
     where: str
@@ -23,24 +23,24 @@ class StoredText:
 
 
 def on_disks(folder: Path, decode: Callable[[list[int]], str]) -> Iterator[StoredText]:
-    """Yield what every node's disk has of every agent: its record's text, and its cached tokens.
+    """Yield each agent's record text and cached tokens from every node's disk.
 
-    Cached tokens are read from the blocks that the record names: all tokens of each, also those
-    that it does not use.
+    Cached tokens are read from the blocks that the record names: all tokens of each block,
+    including those that the record does not use.
     """
     for path in sorted(folder.glob("*/*/manifests/*.mf")):
         record = decode_manifest(path.read_bytes()[:MANIFEST_BYTES_MAX])
         where = f"{path.parents[2].name}, {record.state}"
         yield StoredText(record.agent, f"record on {where}", record.text)
         tokens = {ref: block_tokens(path.parents[1], ref) for ref in record.kept_refs}
-        assert cached_tokens(record, tokens) == list(record.token_ids), "not of its text"
+        assert cached_tokens(record, tokens) == list(record.token_ids), "not the record's"
         for ref, ids in tokens.items():
             yield StoredText(record.agent, f"block {ref.name} on {where}", decode(ids))
         yield StoredText(record.agent, f"memory on {where}", decode(cached_tokens(record, tokens)))
 
 
 def block_tokens(folder: Path, ref: BlockRef) -> list[int]:
-    """Read the tokens at the end of a block's file: those that its keys and values are of."""
+    """Read the tokens at the end of a block's file, of which it has the keys and values."""
     raw = (folder / "blocks" / f"{ref.name}.{ref.group}").read_bytes()[
         -ref.tokens_count * TOKEN_BYTES :
     ]
@@ -48,13 +48,13 @@ def block_tokens(folder: Path, ref: BlockRef) -> list[int]:
 
 
 def cached_tokens(record: Manifest, tokens: Mapping[BlockRef, list[int]]) -> list[int]:
-    """Put a record's cache together from its pieces."""
+    """Concatenate the tokens of a record's pieces."""
     parts = (tokens[piece.block][piece.start : piece.end] for piece in record.pieces)
     return [token for part in parts for token in part]
 
 
 def leaks(found: Iterable[StoredText], may_have: Mapping[str, AbstractSet[str]]) -> list[str]:
-    """List the agents that have words of others."""
+    """List the agents that have words that they must not have."""
     return [
         f"{stored.agent} has {words!r} in its {stored.where}"
         for stored in found

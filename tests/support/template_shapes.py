@@ -1,6 +1,6 @@
-"""Chat templates in the families' shapes: what they open, strip, move and normalise.
+"""Chat templates in the families' shapes: marks that they open, and text that they strip or move.
 
-Written for these tests; only the shape is theirs. `say` spells an answer as such a model would.
+Written for these tests; only the shape is theirs. `say` writes an answer as such a model does.
 """
 
 import json
@@ -38,7 +38,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ScriptedAnswer:
-    """An answer before it is spelled."""
+    """An answer before it is written in a model's syntax."""
 
     text: str = ""
     thought: str = ""
@@ -47,15 +47,15 @@ class ScriptedAnswer:
 
 @dataclass(frozen=True)
 class Shape:
-    """A template, the special tokens that it uses, and how its model answers."""
+    """A template, its special tokens, and the syntax of its model's answers."""
 
     name: str
     template: str
     specials: tuple[str, ...]
     end: str
     say: Callable[[ScriptedAnswer], str]
-    end_of_call: str = ""  # where another token ends an answer that calls
-    eats_space_behind: bool = False  # special tokens take the white space that follows them
+    end_of_call: str = ""  # the token that ends an answer with calls, if another one
+    eats_space_behind: bool = False  # special tokens absorb the white space after them
     options: dict[str, Any] = field(default_factory=dict)
     has_tools: bool = True
 

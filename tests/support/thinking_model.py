@@ -1,7 +1,7 @@
-"""A real fabric whose model thinks until something ends its thought, and then gives its answer.
+"""A real fabric whose model thinks until its thought is ended, and then answers.
 
-All is the product's, and all is computed; only the likeliest token is chosen, by the text so
-far. So a thought that is ended from outside is followed by the answer, on whichever node.
+All code is the product's, and all computations run; only the likeliest token is scripted, by the
+text so far. So the answer follows a thought that is ended from outside, on any node.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ from node.mlx.chat_tokenizer import ChatTokenizer
 from node.mlx.sampling import Sampler
 from node.turn.turn_sequence import Sequences
 
-_SURE = 1e4  # a logit beside which all others are nothing
+_SURE = 1e4  # a logit that dominates all others
 
 
 @dataclass(frozen=True, slots=True)
-class Mind:
-    """What a model thinks, without an end, and what it answers behind `mark`."""
+class ThoughtScript:
+    """Script of a model: its endless thought, and its answer after `mark`."""
 
     thought: str
     mark: str
@@ -32,40 +32,42 @@ class Mind:
 
 @dataclass
 class ThinkingModel:
-    """The minds of all sequences, and the sequences themselves."""
+    """The scripts of all sequences, and the sequences themselves."""
 
-    mind: Callable[[GenerateRequest], Mind]
+    script: Callable[[GenerateRequest], ThoughtScript]
     sequences: list[Sequence] = field(default_factory=list)
-    _known: dict[int, tuple[object, Mind, list[int], ChatTokenizer]] = field(default_factory=dict)
+    _scripts: dict[int, tuple[object, ThoughtScript, list[int], ChatTokenizer]] = field(
+        default_factory=dict
+    )
 
-    def hear(self, parts: Sequences, request: GenerateRequest, sequence: Sequence) -> None:
-        """Note the mind of a sequence, and the tokens of other nodes."""
+    def register(self, parts: Sequences, request: GenerateRequest, sequence: Sequence) -> None:
+        """Register a sequence with its script, and the tokens generated on other nodes."""
         resume, sampling = request.resume, sequence.input.sampling
-        said_ids = [*resume.answer_ids, resume.sampled] if resume is not None else []
+        answer_ids = [*resume.answer_ids, resume.sampled] if resume is not None else []
         self.sequences.append(sequence)
-        self._known[id(sampling)] = (sampling, self.mind(request), said_ids, parts.tokenizer)
+        self._scripts[id(sampling)] = (sampling, self.script(request), answer_ids, parts.tokenizer)
 
     def sampler(self, original: Sampler) -> Sampler:
-        """Return a sampler with a mind; samplers of self-tests are unchanged."""
-        known = self._known.pop(id(original.sampling), None)
-        if known is None:
+        """Return a scripted sampler; samplers of self-tests are unchanged."""
+        entry = self._scripts.pop(id(original.sampling), None)
+        if entry is None:
             return original
-        _, mind, said_ids, tokenizer = known
-        return _Thinker(
+        _, script, answer_ids, tokenizer = entry
+        return _ScriptedThinker(
             original.sampling,
             original.seed,
             original.processors,
             original.history,
-            mind=mind,
-            said_ids=said_ids,
+            script=script,
+            answer_ids=answer_ids,
             tokenizer=tokenizer,
         )
 
 
 @dataclass(slots=True)
-class _Thinker(Sampler):
-    mind: Mind | None = None
-    said_ids: list[int] = field(default_factory=list)
+class _ScriptedThinker(Sampler):
+    script: ThoughtScript | None = None
+    answer_ids: list[int] = field(default_factory=list)
     tokenizer: ChatTokenizer | None = None
 
     @property
@@ -74,13 +76,13 @@ class _Thinker(Sampler):
         return False
 
     def next(self) -> int:
-        """Return the token that the model would say next."""
-        text = self.tokenizer.decode(self.said_ids)
-        _, mark, answered = text.partition(self.mind.mark)
+        """Return the next scripted token."""
+        text = self.tokenizer.decode(self.answer_ids)
+        _, mark, answered = text.partition(self.script.mark)
         if not mark:
-            thought = self.tokenizer.encode(self.mind.thought).ids
-            return thought[min(len(self.said_ids), len(thought) - 1)]
-        answer = self.tokenizer.encode(self.mind.answer).ids
+            thought = self.tokenizer.encode(self.script.thought).ids
+            return thought[min(len(self.answer_ids), len(thought) - 1)]
+        answer = self.tokenizer.encode(self.script.answer).ids
         texts = [self.tokenizer.decode(answer[:count]) for count in range(len(answer))]
         answered = answered.lstrip("\n")
         return answer[texts.index(answered) if answered in texts else -1]
@@ -90,22 +92,22 @@ class _Thinker(Sampler):
         biased_logits = mx.where(is_next, _SURE, mx.clip(logits, -_SURE / 2, _SURE / 2))
         # Zero-argument super() does not find the class that slots made.
         token, logprobs = Sampler.sample(self, biased_logits, allowed, openings)
-        self.said_ids.append(token.item())
+        self.answer_ids.append(token.item())
         return token, logprobs
 
     def force(self, logits, token):
-        self.said_ids.append(token)
+        self.answer_ids.append(token)
         return Sampler.force(self, logits, token)
 
 
 @contextmanager
-def thinking(mind: Callable[[GenerateRequest], Mind]) -> Iterator[ThinkingModel]:
-    """Let all nodes of this process think so, for a block of code."""
-    model, make, choose = ThinkingModel(mind), Sequences.make, engine.make_sampler
+def thinking(script: Callable[[GenerateRequest], ThoughtScript]) -> Iterator[ThinkingModel]:
+    """Script the thoughts of all nodes of this process during a block of code."""
+    model, make, choose = ThinkingModel(script), Sequences.make, engine.make_sampler
 
     def make_sequence(parts, request, prepared, prompt, emit, head):
         sequence = make(parts, request, prepared, prompt, emit, head)
-        model.hear(parts, request, sequence)
+        model.register(parts, request, sequence)
         return sequence
 
     with (

@@ -29,7 +29,7 @@ TEMPLATE = (
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 VOCABULARY = 512  # rows of the model
-TOKENS = 316  # of the tokenizer: no other row is ever fed or sampled
+TOKENS = 316  # of the tokenizer: no other row is ever an input or sampled
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": VOCABULARY,
@@ -44,7 +44,7 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 32_768,
     "tie_word_embeddings": False,
 }
-# A quarter of the attention: for tests of what is done with memory, not of how it is computed.
+# A quarter of the attention: for tests of memory management, not of computation.
 ONE_LAYER: dict[str, Any] = {
     **LLAMA,
     "num_hidden_layers": 1,
@@ -78,15 +78,15 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def name_rows(folder: Path, count: int) -> None:
-    """Give each row of a model a text: rows that have none are never sampled.
+    """Give each row of a model a text, as rows without one are never sampled.
 
-    No encoding comes to use them.
+    No encoding uses these texts.
     """
     path = folder / "tokenizer.json"
     plain = json.loads(path.read_text())
-    known = plain["model"]["vocab"]
-    top = max(*known.values(), *(each["id"] for each in plain["added_tokens"]))
-    known |= {f"\u0120row{row}": row for row in range(top + 1, count)}
+    vocabulary = plain["model"]["vocab"]
+    top = max(*vocabulary.values(), *(each["id"] for each in plain["added_tokens"]))
+    vocabulary |= {f"\u0120row{row}": row for row in range(top + 1, count)}
     path.write_text(json.dumps(plain))
 
 

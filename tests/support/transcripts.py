@@ -1,4 +1,4 @@
-"""Conversations whose right answers are known, for the bundled recall model."""
+"""Conversations with known right answers, for the bundled recall model."""
 
 import random
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ TOOLS = [
 
 @dataclass(frozen=True)
 class Turn:
-    """Messages to add, and the words the answer must contain."""
+    """Messages to add, and words that the answer must contain."""
 
     messages: tuple[dict[str, Any], ...]
     expected: str
@@ -30,7 +30,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Transcript:
-    """A conversation, turn by turn; the model's own answers go in between."""
+    """A conversation, turn by turn; the model's answers are inserted in between."""
 
     name: str
     opening: tuple[dict[str, Any], ...]
@@ -57,13 +57,13 @@ def document(seed: int, lines: int) -> tuple[str, dict[str, str]]:
 
 
 def asking(facts: dict[str, str], count: int, seed: int = 0) -> tuple[Turn, ...]:
-    """Ask about some of the facts."""
+    """Return turns that ask about some of the facts."""
     chosen = random.Random(seed).sample(sorted(facts), count)
     return tuple(Turn((message("user", q),), facts[q]) for q in chosen)
 
 
 def short_notes() -> Transcript:
-    """Facts stated one by one, and asked for later."""
+    """State facts one by one, and ask for them later."""
     facts = [
         ("The vault code of Mira is", "otter lantern quartz."),
         ("The harbor color of Jonas is", "deep green 42."),
@@ -76,7 +76,7 @@ def short_notes() -> Transcript:
 
 
 def tool_use() -> Transcript:
-    """Tool calls and their results, in the forms of the OpenAI API."""
+    """Return tool calls and their results in the forms of the OpenAI API."""
     call = {
         "id": "call_1",
         "type": "function",
@@ -97,7 +97,7 @@ def tool_use() -> Transcript:
 
 
 def many_tongues() -> Transcript:
-    """Text outside ASCII, characters of several bytes, emoji."""
+    """Return text outside ASCII: characters of several bytes, emoji."""
     facts = [
         ("Le code de Zoé est", "château-déjà-vu 東京 42."),
         ("Björns Garten heißt", "größer 🦊🌙 naïve."),
@@ -109,7 +109,7 @@ def many_tongues() -> Transcript:
 
 
 def long_document() -> Transcript:
-    """A document of about six blocks, then questions about it."""
+    """Return a document of about six blocks, then questions about it."""
     text, facts = document(4, 80)
     opening = (message("system", "Answer from the document."), message("user", text))
     return Transcript("long document", opening, asking(facts, 3))

@@ -25,7 +25,7 @@ FINGERPRINT = Fingerprint(b"f" * 32)
 SOURCE, TARGET = NodeName("mac-a"), NodeName("mac-b")
 TENANT, AGENT = TenantId("default"), AgentId("agent-1")
 MIGRATION = MigrationId("migration-1")
-# Retries come fast, but nothing is late on a busy machine; BRIEF is for peers that never answer.
+# Retries are quick, but no timeout expires on a busy machine; BRIEF is for peers that never answer.
 HASTE = FetchTimeouts(pause_s=0.02, rounds=3)
 BRIEF = FetchTimeouts(handshake_s=0.5, slice_s=0.5, pause_s=0.02, rounds=3)
 
@@ -55,7 +55,7 @@ class Shelf:
     def add(self, size, seed=0, *, noise=True):
         rng = random.Random(f"{size} {seed}")
         payload = rng.randbytes(size)
-        if not noise:  # half as many bits: zstd halves it
+        if not noise:  # half of each byte is zero: zstd halves the payload
             payload = payload.translate(bytes(i % 16 for i in range(256)))
         name = rng.randbytes(32)
         ref = BlockRef(BlockHash(name), payload_checksum([payload]), 256, size)
@@ -85,7 +85,7 @@ class Catch:
         self.lock = threading.Lock()
         self.allocated = []
         self.blocks = {}
-        self.open_max = 0  # buffers given out and not yet done, at most
+        self.open_max = 0  # largest number of buffers allocated and not yet done
 
     def allocate(self, ref):
         with self.lock:
@@ -95,7 +95,7 @@ class Catch:
 
     def done(self, ref, view):
         with self.lock:
-            assert ref.name not in self.blocks, "done once per block"
+            assert ref.name not in self.blocks, "the block was done before"
             self.blocks[ref.name] = bytes(view)
 
 
@@ -104,7 +104,7 @@ def loopback(port, kind=LinkKind.LOOPBACK, speed_mbit=0):
 
 
 def slow_link(port):
-    """A link so slow that compressing pays however busy this machine is."""
+    """Return a link so slow that compression pays even on a busy machine."""
     return loopback(port, LinkKind.WIFI, speed_mbit=10)
 
 
@@ -123,13 +123,13 @@ def serve(shelf, clock, **changes):
 
 
 def stop_servers():
-    """Stop what a test began, also where it failed: a leak is blamed on a later one."""
+    """Stop a test's servers even if it failed: a later test would be blamed for the leak."""
     while _servers:
         _servers.pop().stop()
 
 
 def await_count(server, what, at_least=1):
-    """Wait until a server has counted that: its thread may be behind what a peer sees."""
+    """Wait until a server's counter reaches a value: its thread may lag behind its replies."""
     deadline_s = time.monotonic() + 60
     while server.counts().get(what, 0) < at_least:
         assert time.monotonic() < deadline_s, (what, server.counts())
@@ -141,7 +141,7 @@ def offer(server, refs, migration=MIGRATION, target=TARGET, valid_s=60.0):
 
 
 def fetch(addresses, ticket, refs, catch=None, **changes):
-    """Fetch and return the report and what arrived."""
+    """Fetch blocks; return the report and the received blocks."""
     catch = catch or Catch()
     options = {
         "name": TARGET,
@@ -164,7 +164,7 @@ def part(ref, offset=0, length=None):
 
 @contextmanager
 def dialled(port):
-    """A bare connection to a server: as frames, and as a socket."""
+    """Open a bare connection to a server; yield it as frames and as a socket."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=60)
     channel = Channel(sock, time.monotonic, 5.0)
     sock.settimeout(60)
@@ -185,7 +185,7 @@ def answer_of(sock):
 
 @contextmanager
 def impostor(act):
-    """A server that does `act(channel, socket)` with every connection."""
+    """Run a server that calls `act(channel, socket)` for every connection."""
     listener = socket.create_server(("127.0.0.1", 0))
     open_sockets = []
 
@@ -202,8 +202,8 @@ def impostor(act):
     try:
         yield loopback(listener.getsockname()[1])
     finally:
-        # The client has hung up, so `act` ends by itself; a socket closed under it would hide
-        # what it still had to read.
+        # The client has hung up, so `act` ends by itself; closing its socket would hide
+        # unread data.
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(10.0)
         for sock in open_sockets:

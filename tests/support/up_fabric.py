@@ -18,7 +18,7 @@ from tests.support.fabric_process import ALICE, BOB, ROOT, THRIFTY
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """A running fabric: where it answers, its process, and its data folder."""
+    """A running fabric: its address, its process, and its data folder."""
 
     url: str
     pid: int
@@ -39,7 +39,7 @@ def running_up(
     router: Mapping[str, Any] | None = None,
     names: Sequence[str] = ("node-a",),
 ) -> Iterator[Up]:
-    """Run a fabric for a block of code: of two tenants, unless the settings of `router` differ."""
+    """Run a fabric for a block of code, with two tenants unless `router` sets others."""
     config, data = folder / "cluster.yaml", folder / "data"
     keyed = {"api_keys": {"alice": ALICE, "bob": BOB}} | dict(router or {})
     settings = {"router": keyed, "node": dict(node or {}), "local_nodes": list(names)}

@@ -1,6 +1,6 @@
-"""Built files of libraries of others: fetched from the npm registry, pinned and checked.
+"""Built files of third-party libraries: fetched from the npm registry, pinned and checked.
 
-    make vendored     fetches them again, and refuses what differs from the digests below
+    make vendored     fetches them again, and rejects files whose digests differ
 
 Each library is given by its version, the digest of its package as the registry publishes it, and
 the files taken from it, unchanged. To upgrade one, change its version and digest here.
@@ -96,7 +96,7 @@ LIBRARIES = (
 
 
 def wrong_files() -> list[str]:
-    """Return the committed files that are not as their libraries have them."""
+    """Return the committed files that differ from those of their libraries."""
     expected = [place for library in LIBRARIES for place in library.files.values()]
     return [path for path, digest in expected if digest_of(ROOT / path) != digest]
 

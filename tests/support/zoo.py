@@ -1,7 +1,7 @@
 """Every text model family of mlx-lm as a tiny random model.
 
-A family's arguments are those that its own class names, small where their names say sizes, and
-what more it needs. Windows are 32 tokens and indexes keep 32 tokens or two blocks of 16.
+A family's arguments are those of its own class, with small sizes, and extra ones where it needs
+them. Windows are 32 tokens and indexes keep 32 tokens or two blocks of 16.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from tests.support.architectures import ARCHITECTURES, WINDOW_TOKENS
 from tests.support.tiny_models import VOCABULARY, build_model
 from tests.support.zoo_sizes import GEMMA_3N, KIMI_K3, LAYERS, MINIMAX_M3, MORE, MUSE_SPARK, SWA
 
-# By the name of the argument, in whichever family has it.
+# By the name of the argument, for all families that have it.
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "num_vocab": VOCABULARY,
@@ -121,8 +121,8 @@ def _arguments(module: str, kind: str) -> set[str]:
 
 
 def _family(module: str, kind: str = "ModelArgs", **more: Any) -> dict[str, Any]:
-    known = _arguments(module, kind)
-    sizes = {name: value for name, value in SIZES.items() if name in known}
+    parameter_names = _arguments(module, kind)
+    sizes = {name: value for name, value in SIZES.items() if name in parameter_names}
     return {"model_type": module, **sizes, **MORE.get(module, {}), **more}
 
 
@@ -180,7 +180,7 @@ def _wrappers() -> dict[str, dict[str, Any]]:
 
 
 def _variants() -> dict[str, dict[str, Any]]:
-    """Return families a second time, where an argument makes another cache or attention."""
+    """Return variants of families, where an argument selects another cache or attention."""
     blocks = MORE["nemotron-nas"]["block_configs"]
     linear = {"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 1.0}}
     scaled = {"rope_type": "dynamic", "factor": 2.0}
@@ -200,7 +200,7 @@ def _variants() -> dict[str, dict[str, Any]]:
     }
 
 
-# Families that no tiny model can be made of here.
+# Families of which no tiny model can be built here.
 NOT_RUN = {
     "olmo": "needs the package ai2-olmo, and does not run in mlx-lm with it",
     "bitnet": "its layers are a Metal kernel",
@@ -209,9 +209,9 @@ NOT_RUN = {
 
 
 def build_family(config: dict[str, Any]) -> Any:
-    """Build a tiny model in which nothing is zero that training would have changed.
+    """Build a tiny model without zeros in parameters that training would have changed.
 
-    Gates, convolutions and heads that begin at zero would let a cache be wrong without effect.
+    Gates, convolutions and heads that start at zero would hide errors of a cache.
     """
     model = build_model(config)
     arrays = tree_flatten(model.parameters())

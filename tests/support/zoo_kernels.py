@@ -1,6 +1,6 @@
 """Plain MLX versions of families' Metal-only kernels, for machines without Metal.
 
-Of one rounding in each place where the kernel has one; in float32 that is none.
+They round where the kernels round; in float32, nowhere.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def qk_norm(
 def qk_norm_rope(
     qkvg: Array, *, rope_base: float, offset: int | Array, head_dim: int, **more: Any
 ) -> list[Array]:
-    """Normalize, then turn neighbouring pairs by position."""
+    """Normalize, then rotate neighbouring pairs by position."""
 
     def turned(part: Array) -> Array:
         rows = part.swapaxes(1, 2)
@@ -73,7 +73,7 @@ def expert_routing(
 def post_expert_norm_combine(
     experts: Array, weights: Array, *, norm_weight: Array, eps: float
 ) -> Array:
-    """Normalize what each expert says, and add it up in order."""
+    """Normalize the output of each expert, and sum the outputs in order."""
     normed = _normed(experts.astype(mx.float32) * norm_weight.astype(mx.float32), eps)
     parts = normed * weights.astype(experts.dtype).astype(mx.float32)[..., None]
     total = mx.zeros_like(parts[..., 0, :]).astype(experts.dtype)
@@ -97,7 +97,7 @@ def norm_add_norm(
     post_eps: float,
     next_norm: Any,
 ) -> tuple[Array, Array | None]:
-    """Add a normalized branch to the stream, and normalize the sum for what is next."""
+    """Add a normalized branch to the stream, and normalize the sum for the next block."""
     scaled = branch if post_weight is None else branch * post_weight.astype(branch.dtype)
     added = beta * _normed(scaled, post_eps).astype(branch.dtype).astype(mx.float32)
     whole = alpha * stream.astype(mx.float32) + added
@@ -107,7 +107,7 @@ def norm_add_norm(
 
 
 def install() -> None:
-    """Put them in the kernels' places where there is no Metal."""
+    """Replace the kernels where there is no Metal."""
     if mx.metal.is_available():
         return
     for plain in (
@@ -119,5 +119,5 @@ def install() -> None:
         qk_norm_rope,
         rms_norm_sigmoid_gate,
     ):
-        assert hasattr(muse_spark, plain.__name__), "mlx-lm has another kernel in its place"
+        assert hasattr(muse_spark, plain.__name__), "mlx-lm has another kernel under this name"
         setattr(muse_spark, plain.__name__, plain)

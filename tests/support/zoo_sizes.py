@@ -45,7 +45,7 @@ _LLAMA_4 = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-# What a family needs beside the sizes.
+# Further arguments that a family needs.
 MORE: dict[str, dict[str, Any]] = {
     "afm7": {"num_layers": 3, "num_kv_reuse_layers": 2},
     "afmoe": {"layer_types": SWA, "num_dense_layers": 1},
@@ -232,7 +232,7 @@ MORE: dict[str, dict[str, Any]] = {
         "dense_attention_every_n_layers": 2,
         "ff_intermediate_size": 192,
         "gegelu_limit": 20.0,
-        "vocab_size": 100_352,  # it masks ids of these by their numbers
+        "vocab_size": 100_352,  # it masks the ids of these tokens by number
         "mup_width_multiplier": 8.0,
     },
     "phimoe": {

@@ -35,7 +35,7 @@ def prefilled(engine: Engine, prompt: list[int]) -> ResidentCache:
     return cache
 
 
-def decoded(
+def decode_together(
     engine: Engine, caches: list[ResidentCache], prompts: Sequence[list[int]]
 ) -> list[mx.array]:
     """Feed the prompts' last tokens together; return `[steps, vocabulary]` for each."""
@@ -47,9 +47,9 @@ def decoded(
     return [mx.stack([rows[index] for rows in steps]) for index in range(len(prompts))]
 
 
-def alone(engine: Engine, prompts: Sequence[list[int]]) -> list[mx.array]:
+def decode_alone(engine: Engine, prompts: Sequence[list[int]]) -> list[mx.array]:
     """Return the logits of each prompt computed by itself."""
-    return [decoded(engine, [prefilled(engine, p)], [p])[0] for p in prompts]
+    return [decode_together(engine, [prefilled(engine, p)], [p])[0] for p in prompts]
 
 
 def agree(ours: Sequence[mx.array], theirs: Sequence[mx.array], tolerance: float) -> bool:
@@ -69,7 +69,7 @@ def agree(ours: Sequence[mx.array], theirs: Sequence[mx.array], tolerance: float
 _log = logging.getLogger(__name__)
 _INDEX_TOKENS = 4_096  # twice the budget of the indexes of today's models
 _FAR_TOKENS_MAX = 16_384
-_UNEQUAL = (300, 40)  # tokens past that, which end in different blocks of an index
+_UNEQUAL = (300, 40)  # tokens past it, ending in different blocks of an index
 _EQUAL = (300, 300)
 _EQUAL_ONLY = 1.0  # no padding
 _TRIALS = (
@@ -129,8 +129,8 @@ def _agrees_behind(
     prompts: Sequence[list[int]],
     tolerance: float,
 ) -> bool:
-    alone = [decoded(engine, [make(i)], [prompt])[0] for i, prompt in enumerate(prompts)]
-    together = decoded(engine, [make(i) for i in range(len(prompts))], prompts)
+    alone = [decode_together(engine, [make(i)], [prompt])[0] for i, prompt in enumerate(prompts)]
+    together = decode_together(engine, [make(i) for i in range(len(prompts))], prompts)
     return agree(together, alone, tolerance)
 
 
@@ -146,11 +146,11 @@ def _far_tokens(engine: Engine) -> int:
 
 def widest_mask(model: Any) -> int:
     """Return the widest window that the model requests of a cache's mask; 0 for none."""
-    asked = [0]
+    windows = [0]
 
     def watched(make_mask: Callable[..., Any]) -> Callable[..., Any]:
         def watching(*args: Any, **options: Any) -> Any:
-            asked.append(options.get("window_size") or 0)
+            windows.append(options.get("window_size") or 0)
             return make_mask(*args, **options)
 
         return watching
@@ -160,7 +160,7 @@ def widest_mask(model: Any) -> int:
         if hasattr(leaf, "make_mask"):
             leaf.make_mask = watched(leaf.make_mask)
     model(mx.array([prompt_of(3)]), cache=caches)
-    return max(asked)
+    return max(windows)
 
 
 def _fill_cache(engine: Engine, tokens_count: int, seed: int) -> ResidentCache:

@@ -25,7 +25,7 @@ from node.mlx.attention import AttentionCall
 from node.mlx.engine import Engine
 from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.model_spec import read_spec, with_rotations
-from node.mlx.probe.batch_probe import STEPS, agree, alone, find_batching, prompt_of
+from node.mlx.probe.batch_probe import STEPS, agree, decode_alone, find_batching, prompt_of
 from node.mlx.probe.rotation_probe import read_rotations
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def _fit(model: Any, bits: KvBits, limits: ModelLimits) -> Engine:
     tolerance = _tolerance(exact)
     try:
         with attention.observing() as calls:
-            ours = alone(Engine(model, exact, limits=limits), prompts)
+            ours = decode_alone(Engine(model, exact, limits=limits), prompts)
     except Exception as error:
         message = f"the model does not run on macfabric's caches ({type(error).__name__}: {error})"
         raise FatalError(message, code="unsupported_model") from error
@@ -117,7 +117,7 @@ def _quantized_engine(
     packed = Engine(model, spec, packed=True, limits=limits)
     try:
         with attention.comparing() as differences:
-            alone(packed, prompts)
+            decode_alone(packed, prompts)
         off = max((one.item() for one in differences), default=0.0)
         if off <= _tolerance(spec) and bool(differences) == _is_quantized(spec):
             return packed

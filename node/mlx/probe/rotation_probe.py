@@ -26,9 +26,9 @@ class RecordingCache:
     """
 
     def __init__(self, upstream: Any, position: int) -> None:
-        self._upstream = upstream  # for attributes that only its class has, such as a window's size
+        self._upstream = upstream  # source of attributes such as a window's size
         self.offset = position
-        self.start_position = position  # of a chunked cache: nothing before is held
+        self.start_position = position  # for a chunked cache: it holds nothing before
         self.keys: mx.array | None = None  # a model may set these two later, as an indexer does
         self.values: mx.array | None = None
         self.writes_count = 0
@@ -215,15 +215,15 @@ def _explain(store: _Store, candidates: list[Rotation]) -> Rotation | UnknownRot
     """Return the rotation that explains all positions, or None if all are equal."""
     if store.label == KEYS and not mx.abs(store.rows[0]).max().item():
         return UnknownRotation("the keys are all zero")
-    if verified(None, store.rows):
+    if rotation_fits(None, store.rows):
         return None
     if store.slot is None:
         return UnknownRotation(f"{store.label}: depend on the position and have no slot")
     placed = _place(store.slot, store.rows[0].shape[-1], candidates)
     near = {position: rows for position, rows in store.rows.items() if position < _FAR_POSITION}
-    fit_near = [rotation for rotation in placed if verified(rotation, near)]
+    fit_near = [rotation for rotation in placed if rotation_fits(rotation, near)]
     for rotation in fit_near:
-        if verified(rotation, store.rows):
+        if rotation_fits(rotation, store.rows):
             return rotation
     if fit_near:
         return UnknownRotation(f"{store.label}: turn at another rate far from the start")
@@ -239,7 +239,7 @@ def _place(slot: str, width: int, candidates: list[Rotation]) -> Iterator[Rotati
                 yield replace(candidate, slot=slot, start=start)
 
 
-def verified(rotation: Rotation | None, rows: dict[int, mx.array]) -> bool:
+def rotation_fits(rotation: Rotation | None, rows: dict[int, mx.array]) -> bool:
     """Return whether rotating the rows of position 0 gives those of every position.
 
     `rows` are `[rows, heads, 1, width]` by position. None stands for rows that do not change.
@@ -253,7 +253,7 @@ def verified(rotation: Rotation | None, rows: dict[int, mx.array]) -> bool:
         off = mx.abs(expected.astype(mx.float32) - after.astype(mx.float32)).max(axis=(0, 1, 2))
         # A dimension that is nearly zero everywhere is held to a thousandth of the largest.
         allowed = (size + size.max() / 1_000) * _tolerance(rotation, before.dtype, position)
-        if not mx.all(off <= allowed).item():  # also for NaN
+        if not mx.all(off <= allowed).item():  # also true for NaN
             return False
     return True
 

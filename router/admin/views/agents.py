@@ -59,7 +59,7 @@ def settings_row(view: AgentView) -> Row:
 
 
 def agent_settings_row(view: AgentView) -> Row:
-    """Show the same, and which tiers hold the agent's memory."""
+    """Show the settings, and which tiers hold the agent's memory."""
     return AGENT_SETTINGS.row(view, **settings_row(view))
 
 
@@ -151,7 +151,7 @@ def agent_row(fleet: Fleet, key: AgentKey) -> Row:
     owner = directory.owner(key)
     holdings = directory.holdings(key)
     chosen: Holding = owner or max(holdings, key=lambda holding: holding.epoch)
-    known, view = chosen.view, _view(key, chosen)
+    reported, view = chosen.view, _view(key, chosen)
     current = directory.unerased_holdings(key)
     replicas = [holding for holding in current if holding.state is OwnerState.REPLICA]
     return AGENT.row(
@@ -163,8 +163,8 @@ def agent_row(fleet: Fleet, key: AgentKey) -> Row:
         group=chosen.group,
         busy=view.busy,
         tiers=view.tiers,
-        created_s=known.created_s if known else None,
-        used_s=known.used_s if known else None,
+        created_s=reported.created_s if reported else None,
+        used_s=reported.used_s if reported else None,
         replicas=[holding.node for holding in replicas],
         erasing=directory.erasing(key),
         copies=[_copy_row(key, holding, owner) for holding in replicas],
@@ -196,7 +196,7 @@ def erasure_row(erasure: Erasure, quoting_runs: Sequence[str], removed_runs: Seq
     receipts = [to_plain(receipt) for receipt in erasure.receipts if receipt.existed]
     for receipt in receipts:
         del receipt["tombstone"]  # internal to the nodes
-    others = [receipt["other_models"] for receipt in receipts]
+    other_models = [receipt["other_models"] for receipt in receipts]
     blocks_removed = sum(item["blocks_removed"] for item in receipts)
     bytes_removed = sum(item["bytes_removed"] for item in receipts)
     return {
@@ -204,8 +204,8 @@ def erasure_row(erasure: Erasure, quoting_runs: Sequence[str], removed_runs: Seq
         "object": "agent.deleted",
         "deleted": not erasure.unreachable,
         "receipts": receipts,
-        "blocks_removed": blocks_removed + sum(other["blocks"] for other in others),
-        "bytes_removed": bytes_removed + sum(other["bytes"] for other in others),
+        "blocks_removed": blocks_removed + sum(counts["blocks"] for counts in other_models),
+        "bytes_removed": bytes_removed + sum(counts["bytes"] for counts in other_models),
         "blocks_kept_shared": sum(item["blocks_kept_shared"] for item in receipts),
         "derived_agents": sum(item["derived_agents"] for item in receipts),
         "derived_tokens": sum(item["derived_tokens"] for item in receipts),

@@ -50,27 +50,27 @@ def _node(view: NodeView, profile: NodeProfile) -> dict[str, Any]:
 
 def _prefill(profile: NodeProfile, reported: float) -> tuple[float, int]:
     """Fit speed(p) = P / (1 + p/h): the seconds of a token are a line over its position."""
-    known = _known_speeds(profile.prefill, POSITION_MIDDLES[: len(POSITIONS) + 1])
-    if not known:
+    speeds = _known_speeds(profile.prefill, POSITION_MIDDLES[: len(POSITIONS) + 1])
+    if not speeds:
         return reported, CONTEXT_HALF_TOKENS
-    if len(known) == 1:
-        position, speed = known[0]
+    if len(speeds) == 1:
+        position, speed = speeds[0]
         return speed * (1 + position / CONTEXT_HALF_TOKENS), CONTEXT_HALF_TOKENS
-    start, slope = _line([(position, 1 / speed) for position, speed in known])
+    start, slope = _line([(position, 1 / speed) for position, speed in speeds])
     if start <= 0:  # it falls faster than in proportion: the first position is the surest
-        start, slope = 1 / known[0][1], 0.0
+        start, slope = 1 / speeds[0][1], 0.0
     half = CONSTANT_SPEED_TOKENS if slope <= 0 else min(CONSTANT_SPEED_TOKENS, round(start / slope))
     if half == CONSTANT_SPEED_TOKENS:
-        start = fmean(1 / speed for _, speed in known)
+        start = fmean(1 / speed for _, speed in speeds)
     return 1 / start, max(1, half)
 
 
 def _decode(profile: NodeProfile, reported: float) -> tuple[float, float]:
     """Fit speed(b) = D / b^e, from speeds that were noted with e = BATCH_EXPONENT."""
-    known = _known_speeds(profile.decode, BATCH_MIDDLES[: len(BATCHES) + 1])
-    if len(known) < 2:
-        return (known[0][1] if known else reported), BATCH_EXPONENT
-    start, slope = _line([(math.log(batch), math.log(speed)) for batch, speed in known])
+    speeds = _known_speeds(profile.decode, BATCH_MIDDLES[: len(BATCHES) + 1])
+    if len(speeds) < 2:
+        return (speeds[0][1] if speeds else reported), BATCH_EXPONENT
+    start, slope = _line([(math.log(batch), math.log(speed)) for batch, speed in speeds])
     return math.exp(start), min(1.0, max(0.0, BATCH_EXPONENT - slope))
 
 

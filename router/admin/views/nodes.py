@@ -34,8 +34,8 @@ def node_rows(fleet: Fleet, drains: Drains, caller: Principal) -> list[Row]:
     if caller.operator is not None:
         rows = [_whole_row(fleet, member) for member in members]
     else:
-        held = {} if caller.tenant is None else _agents_by_node(fleet, caller.tenant)
-        rows = [_tenant_row(fleet, member, held.get(member.name, ())) for member in members]
+        agents = {} if caller.tenant is None else _agents_by_node(fleet, caller.tenant)
+        rows = [_tenant_row(fleet, member, agents.get(member.name, ())) for member in members]
     return [row | {"drain": drain_row(drains, row["name"], caller)} for row in rows]
 
 
@@ -44,14 +44,14 @@ def drain_row(drains: Drains, node: NodeName, caller: Principal) -> Row | None:
     drain = drains.find(node)
     if drain is None:
         return None
-    own = [(key[1], drain.stuck[key]) for key in sorted(drain.stuck) if key[0] == caller.tenant]
+    stuck = [(key[1], drain.stuck[key]) for key in sorted(drain.stuck) if key[0] == caller.tenant]
     row = {
         "node": node,
         "object": "node.drain",
         "state": drain.state.value,
         "stuck": [
             {"id": agent, "code": why.code, "message": why.message}
-            for agent, why in own[:DRAIN_STUCK_MAX]
+            for agent, why in stuck[:DRAIN_STUCK_MAX]
         ],
     }
     if caller.operator is None:
@@ -61,21 +61,21 @@ def drain_row(drains: Drains, node: NodeName, caller: Principal) -> Row | None:
         "agents_left": drain.left_count,
         "bytes_sent": drain.sent_bytes,
         "seconds": drains.seconds(drain),
-        "stuck_others": len(drain.stuck) - len(own[:DRAIN_STUCK_MAX]),
+        "stuck_others": len(drain.stuck) - len(stuck[:DRAIN_STUCK_MAX]),
     }
 
 
 def _agents_by_node(fleet: Fleet, tenant: TenantId) -> dict[NodeName, list[AgentView]]:
     """Return a tenant's agents by node."""
-    directory, held = fleet.directory, dict[NodeName, list[AgentView]]()
+    directory, by_node = fleet.directory, dict[NodeName, list[AgentView]]()
     for agent in directory.agents(tenant):
         for holding in directory.holdings((tenant, agent)):
             if holding.view is not None:
-                held.setdefault(holding.node, []).append(holding.view)
-    return held
+                by_node.setdefault(holding.node, []).append(holding.view)
+    return by_node
 
 
-def _tenant_row(fleet: Fleet, member: Member, own: Sequence[AgentView]) -> Row:
+def _tenant_row(fleet: Fleet, member: Member, agents: Sequence[AgentView]) -> Row:
     view = member.view
     row = {"name": member.name, "state": fleet.membership.state_of(member)}
     if view is None:
@@ -87,11 +87,11 @@ def _tenant_row(fleet: Fleet, member: Member, own: Sequence[AgentView]) -> Row:
         "context_tokens_max": view.context_tokens_max,
         "prompt_bytes_max": view.prompt_bytes_max,
         "sampling": sampling_in_force(view),
-        "agents": len(own),
-        "tokens": sum(agent.tokens for agent in own),
+        "agents": len(agents),
+        "tokens": sum(agent.tokens for agent in agents),
         "bytes": {
-            "hot": sum(agent.bytes.hot for agent in own),
-            "disk": sum(agent.bytes.disk for agent in own),
+            "hot": sum(agent.bytes.hot for agent in agents),
+            "disk": sum(agent.bytes.disk for agent in agents),
         },
     }
 

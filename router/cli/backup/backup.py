@@ -32,10 +32,10 @@ from router.cli.backup.key_material import (
 from router.cli.backup.progress import AgentResult, Results
 from router.cli.backup.tenants import (
     TenantClients,
+    missing_client_reason,
     reason_of,
     retry_refused,
     tenant_clients,
-    why_no_client,
 )
 from router.cli.data_folder import DataFolder, default_data_dir
 from router.cli.endpoint import add_fabric_options, fabric_of
@@ -98,16 +98,16 @@ def run_backup(arguments: argparse.Namespace) -> int:
     material = _keep_material(folder, files, arguments.key_file)
     rows, why_incomplete = clients.list_agents()
     pattern = arguments.agents
-    wanted = [row for row in rows if pattern is None or fnmatchcase(str(row.get("id")), pattern)]
-    if len(wanted) > BACKUP_AGENTS_MAX:
-        message = f"{len(wanted)} agents exceed {BACKUP_AGENTS_MAX}: choose fewer with --agents"
+    chosen = [row for row in rows if pattern is None or fnmatchcase(str(row.get("id")), pattern)]
+    if len(chosen) > BACKUP_AGENTS_MAX:
+        message = f"{len(chosen)} agents exceed {BACKUP_AGENTS_MAX}: choose fewer with --agents"
         raise CommandError(message, MISUSED)
     saving = _Saving(folder, contents, material, clients)
     with (
-        Results("backing up", len(wanted), as_json=arguments.json) as results,
+        Results("backing up", len(chosen), as_json=arguments.json) as results,
         saving.writing_list(),
     ):
-        for row in wanted:
+        for row in chosen:
             results.add(saving.save(row))
     contents = saving.close(len([r for r in results.rows if r.result == "failed"]))
     gone = _gone(contents, rows, clients)
@@ -190,12 +190,12 @@ class _Saving:
         """Save an agent unless its last turn is in the backup already."""
         tenant, name = row.get("tenant"), str(row.get("id"))
         tenant = None if tenant is None else str(tenant)
-        known = self._agents.get((tenant or "", name))
-        if known is not None and self._is_current(known, row):
-            return AgentResult(tenant, name, "kept", known.bytes)
+        backed_up = self._agents.get((tenant or "", name))
+        if backed_up is not None and self._is_current(backed_up, row):
+            return AgentResult(tenant, name, "kept", backed_up.bytes)
         client = self.clients.client(tenant)
         if client is None:
-            return AgentResult(tenant, name, "failed", why=why_no_client(tenant))
+            return AgentResult(tenant, name, "failed", why=missing_client_reason(tenant))
         if self._why_unreachable is not None:
             return AgentResult(tenant, name, "failed", why=f"skipped: {self._why_unreachable}")
         target = self.folder.path / "agents" / file_name(tenant, name)
@@ -240,12 +240,12 @@ class _Saving:
         self._note()
         return self.contents
 
-    def _is_current(self, known: BackupAgent, row: dict[str, Any]) -> bool:
+    def _is_current(self, saved: BackupAgent, row: dict[str, Any]) -> bool:
         """Return whether the backup has an agent as of its last turn, with a whole file."""
-        if (known.epoch, known.revision) != (row.get("epoch"), row.get("revision")):
+        if (saved.epoch, saved.revision) != (row.get("epoch"), row.get("revision")):
             return False
-        path = self.folder.file_of(known)
-        return path.is_file() and path.stat().st_size == known.bytes
+        path = self.folder.file_of(saved)
+        return path.is_file() and path.stat().st_size == saved.bytes
 
     def _note(self) -> None:
         self.contents = self.contents.with_agents(self._agents)

@@ -132,7 +132,7 @@ class BackupFolder:
         except OSError as error:
             raise CommandError(describe_os_error(error, self.list)) from None
 
-    def why_damaged(self, agent: BackupAgent) -> str | None:
+    def damage_reason(self, agent: BackupAgent) -> str | None:
         """Return why an agent's file is damaged; None if it is the one that was saved."""
         try:
             size = self.file_of(agent).stat().st_size

@@ -17,10 +17,10 @@ from router.cli.backup.key_material import KeyMaterial, read_material, write_key
 from router.cli.backup.progress import AgentResult, Results
 from router.cli.backup.tenants import (
     TenantClients,
+    missing_client_reason,
     reason_of,
     retry_refused,
     tenant_clients,
-    why_no_client,
 )
 from router.cli.confirmation import add_confirmation, confirm_loss
 from router.cli.data_folder import DataFolder, default_data_dir, make_private_folder
@@ -84,10 +84,10 @@ def run_restore(arguments: argparse.Namespace) -> int:
     if arguments.keys_to is not None:
         return _restore_keys(material, arguments.keys_to.expanduser(), as_json=arguments.json)
     pattern = arguments.agents
-    wanted = [a for a in contents.agents if pattern is None or fnmatchcase(a.id, pattern)]
+    chosen = [a for a in contents.agents if pattern is None or fnmatchcase(a.id, pattern)]
     if arguments.check:
-        with Results("checking", len(wanted), as_json=arguments.json) as results:
-            for agent in wanted:
+        with Results("checking", len(chosen), as_json=arguments.json) as results:
+            for agent in chosen:
                 results.add(_check(folder, agent, material))
         return _report(results, folder, contents.ended_at)
     data = DataFolder((arguments.data or default_data_dir()).expanduser())
@@ -95,13 +95,13 @@ def run_restore(arguments: argparse.Namespace) -> int:
     query = {"node": arguments.node} if arguments.node else {}
     if arguments.existing == REPLACE:
         confirm_loss(
-            f"replace those of {len(wanted)} agents that exist and lose their later turns",
+            f"replace those of {len(chosen)} agents that exist and lose their later turns",
             is_confirmed=arguments.yes,
         )
         query["replace"] = "true"
     restoring = _Restoring(folder, material, clients, urlencode(query))
-    with Results("restoring", len(wanted), as_json=arguments.json) as results:
-        for agent in wanted:
+    with Results("restoring", len(chosen), as_json=arguments.json) as results:
+        for agent in chosen:
             results.add(restoring.restore(agent))
     return _report(results, folder, contents.ended_at)
 
@@ -133,7 +133,7 @@ def _restore_keys(material: KeyMaterial, target: Path, *, as_json: bool) -> int:
 
 def _check(folder: BackupFolder, agent: BackupAgent, material: KeyMaterial) -> AgentResult:
     """Verify an agent's file against the list and its signature."""
-    why = folder.why_damaged(agent)
+    why = folder.damage_reason(agent)
     if why is None:
         reader = FrameReader(caller_signing_key(material.key))
         try:
@@ -161,10 +161,10 @@ class _Restoring:
         """Restore one agent and return the result."""
         client = self.clients.client(agent.tenant)
         if client is None:
-            return self._failed_result(agent, why_no_client(agent.tenant))
+            return self._failed_result(agent, missing_client_reason(agent.tenant))
         if self._why_unreachable is not None:
             return self._failed_result(agent, f"skipped: {self._why_unreachable}")
-        if (why := self.folder.why_damaged(agent)) is not None:
+        if (why := self.folder.damage_reason(agent)) is not None:
             return AgentResult(agent.tenant, agent.id, "damaged", why=why)
         try:
             resumed = retry_refused(lambda: self._send(client, agent))

@@ -71,7 +71,7 @@ def _local_keys(found: Fabric, folder: DataFolder) -> Mapping[str, str]:
     return {}
 
 
-def why_no_client(tenant: str | None) -> str:
+def missing_client_reason(tenant: str | None) -> str:
     """Explain why there is no client for an agent's tenant, and what to do."""
     if tenant is None:
         return "an operator's key cannot read agents: set MACFABRIC_API_KEY to the tenant's key"

@@ -154,7 +154,7 @@ def wait_for_restart(
 
 
 class Pulse(threading.Thread):
-    """Thread that asks the fabric every tenth of a second whether it serves."""
+    """Thread that checks ten times a second whether the fabric serves."""
 
     def __init__(self, url: str) -> None:
         super().__init__(name="pulse", daemon=True)

@@ -30,7 +30,7 @@ def problem_of(turn: DemoTurn, previous: DemoTurn | None) -> str:
     if turn.state == KILLED:
         return ""  # any cache state; only the answer is checked
     if turn.cache != turn.state:
-        return f"expected cache {turn.state}, the node says {turn.cache or 'nothing'}"
+        return f"expected cache {turn.state}, the node reports {turn.cache or 'nothing'}"
     if turn.state == COLD:
         return f"{turn.cached_tokens} tokens reused in a cold turn" if turn.cached_tokens else ""
     least = int(REUSED_SHARE_MIN * previous.prompt_tokens) if previous else 1

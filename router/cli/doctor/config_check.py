@@ -143,12 +143,12 @@ def _keys(path: Path) -> Iterator[ConfigFinding]:
         yield warning(f"metadata.macfabric.router.{kind}", message)
     if not missing:
         try:
-            here = replace(
+            local_router = replace(
                 router,
                 api_keys_file=files["api_keys_file"],
                 operator_keys_file=files["operator_keys_file"],
             )
-            with_key_files(replace(settings, router=here))
+            with_key_files(replace(settings, router=local_router))
         except (FabricError, CommandError) as failure:
             yield error("metadata.macfabric.router", str(failure))
 
@@ -166,7 +166,7 @@ def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[C
         yield error(where, str(failure))
         return
     if keys.path.exists():
-        why = keys.why_renew(subject, now)
+        why = keys.renewal_reason(subject, now)
         if why is not None:
             remedy = f"`macfabric certs create {file}`"
             yield error(where, f"needs another certificate ({why}): {remedy}")

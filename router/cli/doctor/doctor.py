@@ -60,12 +60,12 @@ def _check(keys: KeyFolder, now: datetime) -> Check:
     for path in (*secret, keys.authority_key):
         if path.exists() and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             return Check(name, "error", f"{path} can be read by others; run `chmod 600` on it")
-    why = keys.why_renew(_NO_SUBJECT, now)
+    why = keys.renewal_reason(_NO_SUBJECT, now)
     if why is None:
         ends = expires_at(keys.certificate.read_bytes())
         return Check(name, "ok", f"the certificate is valid until {ends:%Y-%m-%d}")
     # A certificate that ends soon still works; one that has ended or does not match does not.
-    still_serves = keys.why_renew(_NO_SUBJECT, now - RENEW_BEFORE) is None
+    still_serves = keys.renewal_reason(_NO_SUBJECT, now - RENEW_BEFORE) is None
     remedy = "`macfabric certs rotate` replaces it; `macfabric up` does so by itself"
     return Check(name, "warning" if still_serves else "error", f"{why}; {remedy}")
 
@@ -291,8 +291,8 @@ def _files() -> Check:
 
 
 def _disk(folder: Path, disk_bytes: int) -> Check:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    drive = shutil.disk_usage(there)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    drive = shutil.disk_usage(existing)
     room = min(disk_bytes, disk_capacity_bytes(drive.total, drive.free, 0))
     fits = room >= min(disk_bytes, ROOM_BYTES_LEAST)
     detail = (
@@ -300,8 +300,8 @@ def _disk(folder: Path, disk_bytes: int) -> Check:
         f"take {human_bytes(room)} more (node.disk_bytes is {human_bytes(disk_bytes)}, "
         f"{human_bytes(drive.free - disk_capacity_bytes(drive.total, drive.free, 0))} stay free)"
     )
-    if not os.access(there, os.W_OK):
-        return Check("disk", "error", f"cannot write to {there}")
+    if not os.access(existing, os.W_OK):
+        return Check("disk", "error", f"cannot write to {existing}")
     return Check("disk", "ok" if fits else "warning", detail)
 
 

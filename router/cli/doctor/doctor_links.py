@@ -30,8 +30,8 @@ _STATIC: Final = (
 _PROBLEMS: Final = {
     "silent": "no answer: a cable or switch is dead, the peer sleeps, or a firewall drops packets",
     "host_unreachable": (
-        "the system finds no way there (EHOSTUNREACH). On macOS Local Network Privacy says the "
-        "same to programs without permission: allow it in System Settings, Privacy & Security, "
+        "the system finds no way there (EHOSTUNREACH). On macOS Local Network Privacy causes "
+        "the same error without permission: allow it in System Settings, Privacy & Security, "
         "Local Network, or start the node over ssh or as a LaunchDaemon"
     ),
     "network_unreachable": "no interface of the node leads to that network",

@@ -142,12 +142,12 @@ def darwin_checks(run_command: Run) -> Iterator[Check]:
     yield _default_route(device, is_cable=is_cable)
     cables = {i.device for i in interfaces if i.kind is LinkKind.THUNDERBOLT}
     local = {i.device for i in interfaces if i.host.startswith("169.254.")} & cables
-    taken = link_local_device(routes)
-    if local and taken is not None and taken not in local:
+    chosen = link_local_device(routes)
+    if local and chosen is not None and chosen not in local:
         yield Check(
             "169.254 route",
             "warning",
-            f"macOS sends all of 169.254 through {taken}, not {', '.join(sorted(local))}: other "
+            f"macOS sends all of 169.254 through {chosen}, not {', '.join(sorted(local))}: other "
             "programs, such as ping and Ray, do not find the Mac at the other end of the cable. "
             "macfabric's transfers name the interface; a static address helps them all",
         )

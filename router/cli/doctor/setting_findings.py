@@ -79,8 +79,8 @@ def _model(model: str) -> Iterator[ConfigFinding]:
             )
         else:
             near = get_close_matches(model, bundled, n=1)
-            known = f"did you mean {near[0]}?" if near else f"there are {', '.join(bundled)}"
-            message = f"there is no bundled model {model!r}; {known} A folder begins with / or ~"
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(bundled)}"
+            message = f"there is no bundled model {model!r}; {hint} A folder begins with / or ~"
             yield error(where, message)
     elif not folder.is_dir():
         message = f"{model} is not a folder on this machine; every Mac of the file needs it"

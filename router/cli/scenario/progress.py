@@ -76,6 +76,6 @@ def _line(event: RunEvent) -> str:
     if isinstance(event, Waited):
         return f"{event.what}: {event.why}"
     if isinstance(event, PhaseEnded):
-        held = sum(verdict.holds for verdict in event.verdicts)
-        return f"{event.phase} has ended, {held} of {len(event.verdicts)} expectations hold"
+        met_count = sum(verdict.holds for verdict in event.verdicts)
+        return f"{event.phase} has ended, {met_count} of {len(event.verdicts)} expectations hold"
     return f"{event.phase}: the memory of {event.agent} is edited"

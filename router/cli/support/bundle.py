@@ -1,4 +1,4 @@
-"""`macfabric support-bundle`: write a bundle for a maintainer, and say what is in it."""
+"""`macfabric support-bundle`: write a bundle for a maintainer, and list its contents."""
 
 import argparse
 import io
@@ -37,7 +37,7 @@ from router.limits import (
 )
 
 CONTENTS: Final = "contents.json"
-TIMEOUT_S: Final = 10.0  # of one question to the fabric, which may be the one that hangs
+TIMEOUT_S: Final = 10.0  # of one request to the fabric, which may hang
 _KEYS: Final = (AUTHORITY_KEY, WATCH_KEY, "operator.key")
 _ABSENT: Final = (
     "prompts, answers, weights and stored caches (never read)",

@@ -62,8 +62,8 @@ def _json_line(line: str) -> str | None:
     row = row_of(line.encode())
     if row is None:
         return None
-    known = {name: value for name, value in row.items() if name in _FIELDS}
-    return json.dumps(known, ensure_ascii=False, separators=(",", ":"))
+    kept_fields = {name: value for name, value in row.items() if name in _FIELDS}
+    return json.dumps(kept_fields, ensure_ascii=False, separators=(",", ":"))
 
 
 def _text_line(line: str) -> str | None:

@@ -177,11 +177,11 @@ def _certificates(context: BundleContext) -> Any:
         context.folder.path,
         *(Path(name).expanduser() for name in (CLUSTER_FILE_KEYS, SHIPPED_KEYS)),
     ]
-    own = context.settings.router.tls.certificate
+    certificate = context.settings.router.tls.certificate
     files = [
         folder / name for folder in keys for name in (AUTHORITY_CERTIFICATE, MEMBER_CERTIFICATE)
     ]
-    files += [Path(own).expanduser()] if own else []
+    files += [Path(certificate).expanduser()] if certificate else []
     rows = []
     for path in files:
         if not path.exists():
@@ -198,8 +198,8 @@ def _certificates(context: BundleContext) -> Any:
 def _disk(context: BundleContext) -> Any:
     """Return the sizes of the data folder's parts, and how full its drive is."""
     path = context.folder.path
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    drive = shutil.disk_usage(there)
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    drive = shutil.disk_usage(existing)
     row: dict[str, Any] = {"data": str(path), "exists": path.exists()}
     row["drive"] = {"total_bytes": drive.total, "free_bytes": drive.free}
     left, row["folders"] = FILES_COUNTED_MAX, []
@@ -221,7 +221,7 @@ def _subfolders(path: Path) -> list[Path]:
 
 
 def _exits(context: BundleContext) -> Any:
-    """Return how each node's process ended, as its node says and as its folder says."""
+    """Return how each node's process ended, from its node's report and from its folder."""
     marks = {
         folder.name: {
             name: value
@@ -277,8 +277,10 @@ def _agents(context: BundleContext) -> Any:
 
 def _without_texts(row: dict[str, Any]) -> dict[str, Any]:
     """Return an agent's row without what may quote its conversation: edits and directives."""
-    known = {name: value for name, value in row.items() if name in _AGENT_FIELDS}
-    return known | {f"{name}_count": len(row.get(name) or ()) for name in ("edits", "directives")}
+    kept_fields = {name: value for name, value in row.items() if name in _AGENT_FIELDS}
+    return kept_fields | {
+        f"{name}_count": len(row.get(name) or ()) for name in ("edits", "directives")
+    }
 
 
 def _events(context: BundleContext) -> Any:

@@ -203,7 +203,7 @@ class FleetWatch:
                     if name not in self.state.turns:
                         self._put(self._read_turn(name))
             except ClientError:
-                continue  # the follower says so
+                continue  # the follower reports it
 
     def _to_read(self) -> tuple[AgentName, ...]:
         """Return shown agents to read again: those outdated by events first, then in turn."""

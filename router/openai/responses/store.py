@@ -158,8 +158,8 @@ class ResponseStore:
     def forget(self, key: AgentKey) -> None:
         """Delete all responses of an agent."""
         tenant, agent = key
-        own = self._by_tenant.get(tenant, {})
-        for name in [name for name, stored in own.items() if stored.agent == agent]:
+        responses = self._by_tenant.get(tenant, {})
+        for name in [name for name, stored in responses.items() if stored.agent == agent]:
             self.delete(tenant, name)
 
 

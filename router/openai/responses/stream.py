@@ -139,21 +139,21 @@ class ItemStream:
             yield from self._end_call("incomplete")
         if self._open is None:
             return
-        done, self._open = self._open, None
-        text, where = "".join(done.texts), self._where(done)
-        if done.kind == "reasoning":
+        item, self._open = self._open, None
+        text, where = "".join(item.texts), self._where(item)
+        if item.kind == "reasoning":
             words = self._thought_words
             yield self.event(f"response.{words.text}.done", **where, text=text)
             part: dict[str, Any] = {"type": words.type, "text": text}
             yield self.event(f"response.{words.part}.done", **where, part=part)
-            yield self._done(self._shape.reasoning(done.name, text))
+            yield self._done(self._shape.reasoning(item.name, text))
             return
-        logprobs = self._shape.logprobs(done.logprobs)
+        logprobs = self._shape.logprobs(item.logprobs)
         yield self.event("response.output_text.done", **where, text=text, logprobs=logprobs)
-        part = self._shape.text_part(text, done.logprobs)
+        part = self._shape.text_part(text, item.logprobs)
         yield self.event("response.content_part.done", **where, part=part)
         status = "incomplete" if is_cut else "completed"
-        yield self._done(self._shape.message(done.name, text, done.logprobs, status))
+        yield self._done(self._shape.message(item.name, text, item.logprobs, status))
 
     def _fill(self, kind: str, text: str, logprobs: tuple[TokenLogprob, ...]) -> Iterator[bytes]:
         if self._open is None or self._open.kind != kind:

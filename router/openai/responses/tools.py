@@ -65,8 +65,8 @@ def template_name(name: str, namespace: str | None) -> str:
 class _Function(Function):
     def named(self, namespace: str | None) -> tuple[ToolName, dict[str, Any]]:
         declaration = {"description": self.description, "parameters": self.parameters}
-        given = {key: value for key, value in declaration.items() if value is not None}
-        return ToolName(self.name, namespace, False, self.strict), given
+        template_form = {key: value for key, value in declaration.items() if value is not None}
+        return ToolName(self.name, namespace, False, self.strict), template_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ def _tool_names(
     tool: _Function | _Custom | _Namespace,
 ) -> Iterator[tuple[ToolName, dict[str, Any]]]:
     if isinstance(tool, _Namespace):
-        own = (inner for inner in tool.tools or () if not isinstance(inner, HostedTool))
-        yield from (inner.named(tool.name) for inner in own)
+        client_tools = (inner for inner in tool.tools or () if not isinstance(inner, HostedTool))
+        yield from (inner.named(tool.name) for inner in client_tools)
     else:
         yield tool.named(None)

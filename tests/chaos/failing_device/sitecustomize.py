@@ -1,9 +1,8 @@
-"""Let the device of a node's process fail where a file named by its process asks for it.
+"""Make the device of a node's process fail when a file with the process's pid exists.
 
-Python imports this at its start where the folder is in PYTHONPATH. One operation computes something
-else, as a failed command buffer leaves what lies in memory; its error is raised by the next
-synchronization. Where `unseen` lies beside the files, the error is never raised: the judges must
-then hear wrong words.
+Python imports this at its start if the folder is in PYTHONPATH. One operation computes wrong
+values, as after a failed command buffer; its error is raised by the next synchronization. If a file
+`unseen` exists beside the others, the error is never raised, and judges must detect wrong words.
 """
 
 import importlib.util
@@ -17,7 +16,7 @@ ENGINE = "node.mlx.engine"
 
 
 class _Patching(MetaPathFinder):
-    """Patches the engine's module once it is imported."""
+    """Loader hook that patches the engine's module when it is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != ENGINE:

@@ -1,4 +1,4 @@
-"""Folder and keys of a backup: which folders are refused, and who may read the files."""
+"""Folder and keys of a backup: refused folders, and permissions of the files."""
 
 import json
 import stat
@@ -93,10 +93,10 @@ def test_file_that_changed_is_reported(tmp_path):
     folder = BackupFolder(tmp_path / "backup")
     folder.prepare(None)
     saved = agent(sha256="ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
-    assert "no such file" in folder.why_damaged(saved)
+    assert "no such file" in folder.damage_reason(saved)
     for content, why in ((b"abc", None), (b"abcd", "4 bytes"), (b"abd", "checksum")):
         folder.file_of(saved).write_bytes(content)
-        found = folder.why_damaged(saved)
+        found = folder.damage_reason(saved)
         assert found is None if why is None else why in found
 
 

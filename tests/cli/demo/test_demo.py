@@ -1,4 +1,4 @@
-"""The demo's checks of answers, and the script it follows."""
+"""The demo's checks of answers, and its script."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ GOOD = DemoTurn(
     prompt_tokens=2_030,
 )
 COLD_TURN = replace(GOOD, state=COLD, cache="cold", match="none", cached_tokens=0)
-# What is claimed, and a piece of the objection ("" for none).
+# Claim, and a part of the objection ("" for none).
 CLAIMS = {
     "a true hot turn": (GOOD, ""),
     "a true cold turn": (COLD_TURN, ""),

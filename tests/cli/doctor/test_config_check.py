@@ -1,4 +1,4 @@
-"""`config check` finds what Ray rejects, what Ray accepts although wrong, and our own errors."""
+"""`config check` finds errors that Ray rejects, errors that Ray accepts, and our own."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ def set_command(key: str, old: str, new: str):
 
 
 HEAD, WORKER = "head_start_ray_commands", "worker_start_ray_commands"
-# What goes wrong -> how, the level and place of the finding, and a piece of its text.
+# Mistake -> change, level and place of the finding, and a part of its text.
 MISTAKES = {
     "no name": (lambda c: c.pop("cluster_name"), "warning", "cluster_name", "missing"),
     "a cloud": (lambda c: c["provider"].update(type="aws"), "error", "provider.type", "local"),
@@ -168,7 +168,7 @@ def spoiled(spoil) -> dict:
 
 
 def machine_independent(findings):
-    """Leave out what depends on this machine: the operator's ssh key and Ray's password."""
+    """Remove findings that depend on this machine: the operator's ssh key and Ray's password."""
     mine = ("auth.ssh_private_key", "file_mounts.~/macfabric/keys")
     relevant = ("nowhere", "starts the workers")
     ours = [f for f in findings if "compiled files" not in f.message]  # of an earlier user
@@ -222,18 +222,18 @@ def test_compiled_files_in_mounts_are_reported(tmp_path, monkeypatch):
     (tmp_path / "app" / "x.py").touch()
     config = {"file_mounts": {"~/x": "./app"}}
 
-    def found():
+    def mount_findings():
         findings = own_findings(SHIPPED | config, tmp_path)
         return [(f.level, f.message) for f in findings if f.where == "file_mounts.~/x"]
 
-    assert found() == []
+    assert mount_findings() == []
     compiled.touch()
-    ((level, message),) = found()
+    ((level, message),) = mount_findings()
     assert level == "warning"
     assert "holds 1 compiled files" in message
-    monkeypatch.setattr("os.access", lambda path, _: path != compiled)  # root may read all
-    assert found()[0][0] == "error"
-    assert str(compiled) in found()[0][1]
+    monkeypatch.setattr("os.access", lambda path, _: path != compiled)  # root can read every file
+    assert mount_findings()[0][0] == "error"
+    assert str(compiled) in mount_findings()[0][1]
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "", "{", "\x00"])

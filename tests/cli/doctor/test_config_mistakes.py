@@ -1,4 +1,4 @@
-"""`config check` finds each of 60 mistakes at its place, and all of them at once."""
+"""`config check` reports each of 60 mistakes at its place, and all of them at once."""
 
 import copy
 import json
@@ -66,9 +66,9 @@ def also(*changes):
 
 KEY, DIGEST = "0123456789abcdef", "sha256:" + "0f" * 32
 OPEN = also(put(f"{OURS}.router.host", "0.0.0.0"), put(f"{OURS}.router.api_keys", {"a": DIGEST}))
-# What is wrong -> how it gets wrong, level, place and a piece of the message.
+# Mistake -> change, level, place and a part of the message.
 MISTAKES = {
-    # --- what a first look found missed, or reported elsewhere ---
+    # --- mistakes once missed, or reported elsewhere ---
     "model misspelt": ours("model", "recal", "error", "did you mean recall?"),
     "model of the hub": ours("model", "mlx-community/Qwen3-8B-4bit", "error", "hf download"),
     "model folder absent": ours("model", "/nowhere/Qwen3", "warning", "not a folder on this"),
@@ -114,7 +114,7 @@ MISTAKES = {
     "1,024 workers": (
         put("provider.worker_ips", [f"10.0.{n // 250}.{n % 250 + 1}" for n in range(1_024)]),
         "error", "provider.worker_ips", "at most 1024"),
-    # --- the others ---
+    # --- other mistakes ---
     "key unknown to Ray": (put("worker_nodez", {}), "error", "Ray", "worker_nodez"),
     "a cloud": (put("provider.type", "aws"), "error", "provider.type", "must be local"),
     "provider key": (put("provider.bridge", "en5"), "error", "provider.bridge", "unknown"),
@@ -165,7 +165,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A home with an ssh key and what `certs create` makes for the shipped file."""
+    """A home with an ssh key and the keys of `certs create` for the shipped file."""
     home = tmp_path_factory.mktemp("home")
     (home / ".ssh").mkdir()
     (home / ".ssh" / "macfabric").touch()
@@ -186,7 +186,7 @@ def good() -> dict:
 
 @pytest.fixture
 def check(run, home, tmp_path, monkeypatch):
-    """Check a changed file; return the exit status, the findings, and what people read."""
+    """Check a changed file; return the exit status, the findings, and the text output."""
     monkeypatch.setenv("HOME", str(home))
     path = tmp_path / "cluster.yaml"
 

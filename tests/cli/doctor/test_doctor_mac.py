@@ -44,7 +44,7 @@ TRAPS = {
 }
 
 
-def found(**prints):
+def checks_of(**prints):
     answers = {**IN_ORDER, **prints}
 
     def run(program, *arguments):
@@ -57,7 +57,7 @@ def found(**prints):
 
 
 def test_well_configured_mac_has_no_warnings():
-    checks = found()
+    checks = checks_of()
     assert {check.verdict for check in checks.values()} == {"ok"}
     assert len(checks) == len(IN_ORDER)
     assert "typed in at its keyboard" in checks["FileVault"].detail
@@ -67,17 +67,17 @@ def test_well_configured_mac_has_no_warnings():
 @pytest.mark.parametrize("command", TRAPS)
 def test_misconfiguration_is_a_warning_with_its_remedy(command):
     text, name, remedy = TRAPS[command]
-    checks = found(**{command: text})
+    checks = checks_of(**{command: text})
     assert [each for each, check in checks.items() if check.verdict == "warning"] == [name]
     assert remedy in checks[name].detail
 
 
 @pytest.mark.parametrize("command", IN_ORDER)
 def test_check_is_omitted_when_its_command_prints_nothing(command):
-    assert len(found(**{command: ""})) == len(IN_ORDER) - 1
+    assert len(checks_of(**{command: ""})) == len(IN_ORDER) - 1
 
 
 def test_sufficient_gpu_limit_is_ok():
-    checks = found(**{"sysctl iogpu.wired_limit_mb": "12288\n"})
+    checks = checks_of(**{"sysctl iogpu.wired_limit_mb": "12288\n"})
     assert checks["GPU memory"].verdict == "ok"
     assert "leaves 4,096" in checks["GPU memory"].detail

@@ -120,7 +120,7 @@ def test_node_with_unreadable_links_is_skipped(links):
     assert stations_of([{"name": "node-a", "addresses": [], "links": links}]) == []
 
 
-# --- what a Mac prints ---------------------------------------------------------------------------
+# --- output of macOS commands ---------------------------------------------------------------------
 
 NETSTAT = """Routing tables
 
@@ -178,7 +178,7 @@ FIREWALL_ON = "Firewall is enabled. (State = 1)\n"
 
 
 def mac(**prints):
-    """Answer commands by the last part of the program's name, or the recordings."""
+    """Return a runner that prints these outputs by program name, or else the recordings."""
     recorded = {
         "networksetup": PORTS,
         "ifconfig": IFCONFIG.format(host="169.254.33.7", status="active"),
@@ -189,12 +189,12 @@ def mac(**prints):
     return lambda program, *_: recorded.get(program.rpartition("/")[2], "")
 
 
-def found(**prints):
+def checks_of(**prints):
     return {check.name: check for check in darwin_checks(mac(**prints))}
 
 
 def test_every_network_misconfiguration_is_a_warning():
-    checks = found(
+    checks = checks_of(
         ipconfig=LEASE,
         socketfilterfw=FIREWALL_ON,
         netstat=NETSTAT.replace("192.168.1.1        UGScg                 en0", "x U bridge0"),
@@ -213,7 +213,7 @@ def test_every_network_misconfiguration_is_a_warning():
 
 
 def test_well_configured_mac_has_no_warnings():
-    checks = found(
+    checks = checks_of(
         ifconfig=IFCONFIG.format(host="10.88.0.1", status="active"),
         pmset=PMSET.replace("sleep                10", "sleep                0"),
         socketfilterfw="Firewall is disabled. (State = 0)\n",
@@ -224,10 +224,8 @@ def test_well_configured_mac_has_no_warnings():
 
 
 def test_mac_without_cable_or_command_output_is_ok():
-    assert (
-        "no cable"
-        in found(ifconfig=IFCONFIG.format(host="10.0.0.1", status="inactive"))["Thunderbolt"].detail
-    )
+    checks = checks_of(ifconfig=IFCONFIG.format(host="10.0.0.1", status="inactive"))
+    assert "no cable" in checks["Thunderbolt"].detail
     assert [check.verdict for check in darwin_checks(lambda *_: "")] == ["ok", "ok"]
 
 

@@ -25,7 +25,7 @@ ARGUMENTS = {
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A home of its own, and programs that record how they are called in place of the system's."""
+    """A temporary home, with stand-ins for the system's programs that record their calls."""
     folder = tmp_path / "home"
     folder.mkdir()
     programs = tmp_path / "bin"
@@ -86,7 +86,7 @@ def test_systemd_accepts_unit(home, run, role, scope, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, unit.name in done.stderr) == (0, False), done.stderr
 
-    # What the check is for: an unknown key.
+    # The check must find an unknown key.
     unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=mixd"))
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert unit.name in done.stderr

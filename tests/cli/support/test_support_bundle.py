@@ -1,4 +1,4 @@
-"""`macfabric support-bundle` of a real fabric: useful, and silent on what it must not tell."""
+"""`macfabric support-bundle` of a real fabric: useful, and without secrets or prompts."""
 
 import json
 import os
@@ -50,11 +50,11 @@ def post(url: str, path: str, body: dict, **headers: str) -> None:
 
 
 def talk(url: str) -> None:
-    """Take a turn, and direct a part of it to read as something else."""
+    """Take a turn, replace a part of it by a directive, and take another turn."""
     content = f"The vault code of {PROMPT} is otter."
     body = {"model": "recall", "max_tokens": 2, "prompt_cache_key": GROUP}
     body["messages"] = [
-        {"role": "user", "content": "Remember what I say. " * 30},  # its first tokens stay
+        {"role": "user", "content": "Remember what I say. " * 30},  # kept by directives
         {"role": "assistant", "content": "Yes."},
         {"role": "user", "content": content},
     ]
@@ -82,12 +82,12 @@ def test_bundle_of_running_fabric_holds_no_secret_prompt_or_name(tmp_path):
     files = unpacked(tmp_path / "one.tar.gz")
     report = json.loads(done.stdout)
 
-    # Nothing of what must stay here, in any byte of content or name.
+    # No secret, prompt or name is in any file's content or name.
     everything = b"\n".join([done.stdout.encode(), *files.values(), *map(str.encode, files)])
     for word in (TENANT, AGENT, GROUP, PROMPT, *KEYS, "wesker", "otter", "vault", *secrets):
         assert word.encode() not in everything, word
-    assert not re.search(rb"node-a(?![0-9a-f])", everything), "an alias may begin so"
-    # All that a maintainer asks for first.
+    assert not re.search(rb"node-a(?![0-9a-f])", everything), "only aliases may begin with node-a"
+    # A maintainer's first questions have answers.
     assert [entry["name"] for entry in report["entries"]] == list(files)[1:]
     agents, nodes = json.loads(files["agents.json"]), json.loads(files["nodes.json"])
     assert [row["id"].startswith("agent-") for row in agents] == [True, True]
@@ -103,14 +103,14 @@ def test_bundle_of_running_fabric_holds_no_secret_prompt_or_name(tmp_path):
     assert b"length: 0 of" in files[f"logs/node.{nodes[0]['name']}.jsonl"]
     assert files["logs/planted.log"].endswith(b"ValueError\n")
     assert stat.S_IMODE((tmp_path / "one.tar.gz").stat().st_mode) == 0o600
-    # With names, still without secrets, and within the bound of logs.
+    # With names, the bundle has no secrets, and logs are within their limit.
     kept = unpacked(tmp_path / "named.tar.gz")
     assert (TENANT, AGENT) in {(r["tenant"], r["id"]) for r in json.loads(kept["agents.json"])}
     for word in (PROMPT, *KEYS, *secrets):
         assert word.encode() not in b"\n".join(kept.values()), word
     assert not [name for name in kept if name.startswith("logs/") and kept[name]]
 
-    # The fabric has ended: what is on disk is still there, with the same aliases.
+    # After the fabric's end, files on disk are included, with the same aliases.
     after = bundle(tmp_path, up.data, "two.tar.gz")
     assert after.returncode == 0, after.stderr
     late = unpacked(tmp_path / "two.tar.gz")
@@ -155,7 +155,7 @@ def test_bundle_without_any_fabric_lists_every_entry(tmp_path):
     usual = bundle(tmp_path, tmp_path / "none")
     assert usual.returncode == 0
     assert len(list(tmp_path.glob("macfabric-support-*.tar.gz"))) == 1
-    # Neither the user's folder nor this machine's name.
+    # The bundle contains neither the user's folder nor this machine's name.
     everything = b"\n".join(files.values())
     assert str(tmp_path).encode() not in everything
     name = re.escape(os.uname().nodename.encode())

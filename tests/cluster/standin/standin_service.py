@@ -1,7 +1,7 @@
-"""A node without a model: loads for a while, describes itself, and records its calls.
+"""A node without a model that loads for a while, describes itself, and records its calls.
 
-The model's name is its script: "loads:2.5" takes that long, "broken:why" fails to start,
-"needs:PATH" does while there is no such file, and with "dies:" its actor is gone for good.
+The model's name is its script: "loads:2.5" loads for that many seconds, "broken:why" fails to
+start, "needs:PATH" fails while there is no such file, and "dies:" ends its actor permanently.
 """
 
 import os
@@ -23,7 +23,7 @@ from fabric.settings import NodeSettings
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """As node.service has it."""
+    """Counterpart of the class in node.service."""
 
     name: NodeName
     data_dir: Path
@@ -37,7 +37,7 @@ class NodeConfig:
 
 
 class NodeService:
-    """As node.service has it."""
+    """Counterpart of the class in node.service."""
 
     def __init__(
         self, config: NodeConfig, end_process: object = None, previous_log: object = None
@@ -56,7 +56,7 @@ class NodeService:
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
             time.sleep(60)
         end_s = time.process_time() + (0.0 if script == "needs" else float(argument))
-        while time.process_time() < end_s:  # as a model's imports do, it keeps a core busy
+        while time.process_time() < end_s:  # keeps a core busy, as a model's imports do
             pass
         self._note("start")
 

@@ -52,7 +52,7 @@ def test_call_table_lists_every_control_message_once():
 def test_only_calls_that_block_a_stream_go_by_http():
     by_http = {spec.message for spec in SPECS if spec.route is CallRoute.HTTP}
     expected = {SealAgent, CommitMigration, GrantTerm}
-    assert by_http == expected, "each answers alike when it comes twice"
+    assert by_http == expected, "these may arrive twice: they must be idempotent"
 
 
 def test_nodes_call_each_other_only_for_heads():
@@ -89,7 +89,7 @@ def test_call_carries_the_term_of_its_router():
     raw = encode_call(Flush(), 7)
     assert decode_call(raw) == (Flush(), CallOrigin(7))
     assert decode_call(encode_call(Flush())) == (Flush(), NO_ORIGIN)
-    assert encode_call(Flush()) == encode_call(Flush(), None), "as before there were terms"
+    assert encode_call(Flush()) == encode_call(Flush(), None), "None is no term"
     assert b"term" not in encode_call(Flush())
 
 

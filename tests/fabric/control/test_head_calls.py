@@ -1,4 +1,4 @@
-"""Requests and offers of heads: their bounds, and that the largest fit their frames."""
+"""Requests and offers of heads: their bounds, and the sizes of the largest ones."""
 
 from dataclasses import replace
 

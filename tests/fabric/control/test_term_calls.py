@@ -40,7 +40,7 @@ def test_router_releases_its_term():
     assert after(released, grant(5, "two"), 11.0).granted.term == 5
     with pytest.raises(OldRouterError):
         released.check(4, 11.0)
-    assert Ballot().after(grant(1, lease_s=0.0), 0.0) is None, "there is nothing to give up"
+    assert Ballot().after(grant(1, lease_s=0.0), 0.0) is None, "no term was held"
 
 
 def test_calls_are_accepted_within_the_lease_of_their_term():
@@ -58,9 +58,9 @@ def test_calls_of_a_later_term_are_recognized():
     assert held.is_later(6)
     assert not held.is_later(4)
     assert not held.is_later(None)
-    proven = held.proven(6, 11.0)
+    proven = held.with_proven_term(6, 11.0)
     proven.check(6, 11.0)
-    assert proven.after(grant(7, "two"), 11.0) is None, "its router may have a lease"
+    assert proven.after(grant(7, "two"), 11.0) is None, "its router may hold a lease"
     assert after(proven, grant(6, "three"), 12.0) == Ballot(TermView(6, "three"), 15.0)
     assert proven.until_s == 11.0 + TERM_LEASE_S
 

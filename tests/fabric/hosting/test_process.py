@@ -35,7 +35,7 @@ assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES
 @pytest.mark.parametrize("error", [ValueError, OSError])
 @pytest.mark.parametrize(("most", "expected"), [(10_240, 10_240), (6_000, 5_120), (300, 256)])
 def test_open_files_limit_falls_back_to_what_the_system_accepts(monkeypatch, error, most, expected):
-    """A Mac's hard limit is infinite, and its real one another setting."""
+    """A Mac's hard limit is infinite, but another setting is its real limit."""
     limit = [256, resource.RLIM_INFINITY]
 
     def setrlimit(_what, wanted):

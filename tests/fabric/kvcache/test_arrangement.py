@@ -1,4 +1,4 @@
-"""Arrangements after edits, compared with a list of tokens that know their origin."""
+"""Arrangements after edits, compared with a list of tokens with their origins."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ TOKENS = 12
 
 @st.composite
 def _edits(draw: st.DrawFn) -> list[list[Move]]:
-    """Draw edits of a cache: in each, some runs of what is in place go to new places."""
+    """Draw edits of a cache, each of which moves some runs of tokens to new positions."""
     cells, edits = list(range(TOKENS)), []
     for _ in range(draw(st.integers(1, 4))):
         moves, at, free = [], 0, 0

@@ -1,4 +1,4 @@
-"""Blocks are named by all that their contents follow from: tokens, and edits before them."""
+"""Names of blocks cover all that determines their contents: tokens, and edits before them."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def _names(spans: tuple[BlockSpan, ...]) -> list[bytes]:
 
 @given(st.integers(0, len(TOKENS) - 1))
 def test_edits_change_the_hashes_of_later_blocks(start: int) -> None:
-    """In every group; and they begin where the edits end."""
+    """The hashes change in every group, from the end of the edits on."""
     plain, edited = _spans(), _spans(_lineage(start))
     assert not set(_names(edited)) & set(_names(plain))
     assert not {span.parent for span in edited} & {span.parent for span in plain}
@@ -37,7 +37,7 @@ def test_edits_change_the_hashes_of_later_blocks(start: int) -> None:
 
 
 def test_block_hashes_depend_on_edit_lineage() -> None:
-    """Two histories of edits that leave the same tokens share nothing behind them."""
+    """Two edit histories with the same resulting tokens share no block behind the edits."""
     one, other = _spans(_lineage(300)), _spans(_lineage(300, b"o"))
     assert not set(_names(one)) & set(_names(other))
     assert one == _spans(_lineage(300))
@@ -47,7 +47,7 @@ def test_block_hashes_depend_on_edit_lineage() -> None:
 def test_partial_block_is_hashed_like_last_block_of_shorter_prompt(
     end: int, start: int, is_edited: bool
 ) -> None:
-    """A state within a block is the same one, whether or not more tokens follow."""
+    """A state within a block has the same name, whether or not more tokens follow."""
     lineage = _lineage(min(start, end - 1)) if is_edited else UNEDITED
     found = span_ending(SALT, FINGERPRINT, TOKENS, _spans(lineage), end, lineage)
     assert found == _spans(lineage, end)[-1]
@@ -58,7 +58,7 @@ def test_partial_block_is_hashed_like_last_block_of_shorter_prompt(
 def test_known_hashes_of_other_lineages_are_not_reused(
     known: EditLineage, lineage: EditLineage
 ) -> None:
-    """However many tokens they have in common."""
+    """Hashes are not reused, however many tokens the lineages have in common."""
     count = len(TOKENS)
     found = block_spans(SALT, FINGERPRINT, TOKENS, _spans(known), count, lineage)
     assert found == _spans(lineage)

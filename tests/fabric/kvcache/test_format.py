@@ -107,7 +107,7 @@ def test_file_names_match_the_document():
 
 
 def test_digests_match_the_document():
-    """The table's recipes, followed by hand."""
+    """Compute the digests by the table's recipes."""
     block = make_block(1, 3, MIXED)
     tokens = b"".join(token.to_bytes(4, "little") for token in block.tokens)
     salt = blake2b(TENANT.encode(), digest_size=32, key=CLUSTER_KEY, person=b"mf-tenant").digest()
@@ -151,7 +151,7 @@ def test_documented_constants_equal_those_of_the_code():
 
 
 def test_encrypted_files_match_the_document(tmp_path):
-    """Decrypted by the recipe alone."""
+    """Decrypt files by the document's recipe alone."""
     text = " ".join(section("Encrypted at rest").split())
     chunk_bytes = encrypted_file.CHUNK_BYTES
     assert f"MFSEAL01 | salt {encrypted_file.SALT_BYTES} bytes" in text
@@ -169,7 +169,7 @@ def test_encrypted_files_match_the_document(tmp_path):
     chunks = body[: chunk_bytes + 16], body[chunk_bytes + 16 :]
     opened = [
         AESGCM(of_file).decrypt(index.to_bytes(11, "big") + bytes([index]), chunk, None)
-        for index, chunk in enumerate(chunks)  # the second is the last
+        for index, chunk in enumerate(chunks)  # the second chunk is the last
     ]
     assert (magic, b"".join(opened)) == (b"MFSEAL01", plain)
 

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.kvcache.arrangement import Shift, cut_shifts, merge_shifts, shift_runs, why_unshiftable
+from fabric.kvcache.arrangement import (
+    Shift,
+    cut_shifts,
+    merge_shifts,
+    shift_runs,
+    unshiftable_reason,
+)
 from fabric.kvcache.cache_spec import LayerKind, LayerSpec, ModelCacheSpec
 from tests.support.layers import attention_layer
 
@@ -69,10 +75,10 @@ FULL = attention_layer(LayerKind.FULL, 2, (8, 8), bits=4, group_size=32, dtype="
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_one_unshiftable_layer_makes_the_cache_unshiftable(layer: LayerSpec, why: str) -> None:
-    assert why in why_unshiftable(ModelCacheSpec((FULL, layer)))
+    assert why in unshiftable_reason(ModelCacheSpec((FULL, layer)))
     window = LayerSpec(LayerKind.WINDOW, FULL.slots, window_tokens=8)
-    assert not why_unshiftable(ModelCacheSpec((FULL, window)))
+    assert not unshiftable_reason(ModelCacheSpec((FULL, window)))
 
 
 def test_cache_without_layers_is_unshiftable() -> None:
-    assert why_unshiftable(ModelCacheSpec(()))
+    assert unshiftable_reason(ModelCacheSpec(()))

@@ -29,7 +29,7 @@ def test_only_complete_blocks_of_a_range_are_stored():
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_row_in_the_window_is_stored_or_already_computed(seed: int):
-    """Token after token: those of the holes are computed, and what is ahead counts behind them."""
+    """Compute the tokens of the holes one by one; rows ahead follow behind them."""
     rng = random.Random(seed)
     window = rng.choice([2, 8, 40, 300])
     cuts = sorted(rng.sample(range(1, 900), k=2 * rng.randint(1, 4)))

@@ -1,4 +1,4 @@
-"""zstd where a link is slower than it, and never more bytes out than were announced."""
+"""zstd is used on links slower than it, and never writes more bytes than announced."""
 
 import random
 

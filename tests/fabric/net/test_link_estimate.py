@@ -1,4 +1,4 @@
-"""An estimate follows measurements, forgets slowly, and rests after failures."""
+"""An estimate follows measurements, decays slowly, and backs off after failures."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Frames decode to exactly what was encoded."""
+"""Frames decode to exactly the encoded messages."""
 
 import struct
 import tracemalloc
@@ -57,7 +57,7 @@ digests = st.binary(min_size=32, max_size=32)
 
 
 def block_range(bytes_max):
-    """Offset and length of a range of a block, at most `bytes_max` long."""
+    """Draw offset and length of a range of a block, at most `bytes_max` long."""
     return st.integers(0, BLOCK_BYTES_MAX - 1).flatmap(
         lambda offset: st.tuples(
             st.just(offset), st.integers(1, min(bytes_max, BLOCK_BYTES_MAX - offset))

@@ -1,4 +1,4 @@
-"""Answers in a record's bytes, as this version and later ones spell them."""
+"""Answers in a record's bytes, as encoded by this version and later ones."""
 
 import json
 
@@ -9,7 +9,7 @@ from fabric.record.answers import CallWritten, OmittedParts, decode_answers, enc
 
 CALL = CallWritten('{"a":1}', "call_1")
 ANSWERS = {1: OmittedParts("Hm, größer.", "\n\n", " ", (CALL,)), 2**64 - 1: OmittedParts("So.")}
-# As they were written by the first version that did.
+# As written by the first version with answers.
 SPELLED = (
     '[["0000000000000001","Hm, größer.","\\n\\n"," ",[["{\\"a\\":1}","call_1"]]],'
     '["ffffffffffffffff","So.","","",[]]]'

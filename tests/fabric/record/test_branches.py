@@ -1,4 +1,4 @@
-"""Branches: which blocks of a superseded form are kept, and which are dropped."""
+"""Branches: the kept and the dropped blocks of a superseded form."""
 
 from dataclasses import replace
 
@@ -21,9 +21,9 @@ def record(*blocks, branches=None):
     return replace(make_manifest(list(blocks)), branches=branches)
 
 
-def superseded(previous, after, gone=()):
+def superseded(previous, after, missing=()):
     return branches_after(
-        previous, after, lambda refs: [ref for ref in refs if ref in gone], is_superseded=True
+        previous, after, lambda refs: [ref for ref in refs if ref in missing], is_superseded=True
     )
 
 
@@ -50,7 +50,7 @@ def test_restored_form_is_removed_from_branches():
 
 def test_branches_omit_lost_blocks_and_drop_the_oldest():
     before = record(BLOCKS[0], branches=(Branch((REFS[1], REFS[2]), 768),))
-    (branch, _) = superseded(before, record(BLOCKS[3]), gone=[REFS[2]])
+    (branch, _) = superseded(before, record(BLOCKS[3]), missing=[REFS[2]])
     assert branch.refs == (REFS[1],)
     many = tuple(Branch((make_block(20 + n, BLOCK_TOKENS).ref,), 256) for n in range(BRANCHES_MAX))
     kept = superseded(record(BLOCKS[0], branches=many), record(BLOCKS[3]))
@@ -66,7 +66,7 @@ def test_branches_persist_but_do_not_migrate():
     kept = record(BLOCKS[0], branches=(Branch((REFS[5],), 512),))
     assert decode_manifest(encode_manifest(kept)) == kept
     assert portable(kept, 0).branches is None
-    assert kept.stepped_down(kept.owner, 9).branches is None
+    assert kept.as_replica(kept.owner, 9).branches is None
     assert truncate_record(kept, {REFS[5]}).branches is None
     assert truncate_record(kept, {REFS[0]}).branches == kept.branches
 

@@ -172,7 +172,7 @@ def test_wrong_key_is_distinguished_from_damage():
         (MAGIC + b"\1\1\0\0\1\0\0\0", "damaged_file"),
         (MAGIC + b"\1\0\0\0\0\0\0\0", "damaged_file"),  # of no length
         (MAGIC + b"\1\0\0\0\xff\xff\xff\xff", "damaged_file"),  # of 4 GiB
-        (MAGIC + b"\1\0\0\0\1\0\0\0\xc1", "damaged_file"),  # no msgpack
+        (MAGIC + b"\1\0\0\0\1\0\0\0\xc1", "damaged_file"),  # not msgpack
     ],
 )
 def test_lead_bytes_are_classified(lead, code):

@@ -1,4 +1,4 @@
-"""Numbers of a record are bounded on both sides, wherever the record comes from."""
+"""Numbers of a record have lower and upper bounds, whatever the record's source."""
 
 import math
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_invalid_records_are_neither_written_nor_read(name):
     try:
         raw = sealed_unchecked(WRONG[name])
     except OverflowError:
-        return  # no message can say it
+        return  # no message can hold it
     with pytest.raises(CorruptDataError):
         decode_manifest(raw)
 
@@ -78,7 +78,7 @@ def test_offered_blocks_need_no_text():
 
 
 def test_truncated_record_is_writable():
-    """Tokens whose text was held back end together: the first of them may end too far on."""
+    """Tokens with held-back text have equal ends, so the first of them may end beyond the bound."""
     size_bytes = TEXT_SLACK_BYTES + 300 * TOKEN_TEXT_BYTES_MAX
     ends = (*range(1, 11), *(size_bytes,) * (RECORD.tokens_count - 10))
     record = replace(RECORD, text="x" * size_bytes, token_ends=ends)

@@ -1,4 +1,4 @@
-"""A piece table agrees with a list of tokens that know their origin."""
+"""A piece table agrees with a list of tokens with their origins."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import AGENT_TOKENS_MAX, PIECES_MAX
 from fabric.record.piece_table import Piece, PieceTable, TokenPlace
 
-Token = tuple[BlockRef, int, int]  # its block, its number there, the position it was computed at
+Token = tuple[BlockRef, int, int]  # its block, its index there, its computed position
 
 
 def _ref(number: int, tokens_count: int) -> BlockRef:
@@ -17,7 +17,7 @@ def _ref(number: int, tokens_count: int) -> BlockRef:
 
 
 def _computed(sizes: list[int], first: int = 0, start: int = 0) -> tuple[PieceTable, list[Token]]:
-    """Make blocks as if computed from position `start` on, and the naive list of their tokens."""
+    """Make blocks as computed from position `start` on, and the naive list of their tokens."""
     refs = [_ref(first + i, size) for i, size in enumerate(sizes)]
     items = tuple(Piece(ref, 0, ref.tokens_count, -start) for ref in refs)
     cells = [(ref, offset) for ref in refs for offset in range(ref.tokens_count)]
@@ -26,13 +26,13 @@ def _computed(sizes: list[int], first: int = 0, start: int = 0) -> tuple[PieceTa
 
 
 def _tokens(table: PieceTable) -> list[Token]:
-    """Ask a table for every token."""
+    """Resolve every token by the table's methods."""
     found = map(table.resolve, range(table.tokens_count))
     return [(place.block, place.offset, at - place.delta) for at, place in enumerate(found)]
 
 
 def _by_hand(table: PieceTable) -> list[Token]:
-    """Read a table's tokens off its pieces, without asking it."""
+    """Resolve every token from the table's pieces, without its methods."""
     tokens: list[Token] = []
     for piece in table:
         for offset in range(piece.start, piece.end):
@@ -45,7 +45,7 @@ _SIZES = st.lists(st.integers(1, 9), max_size=6)
 
 @st.composite
 def _edited(draw: st.DrawFn) -> tuple[PieceTable, list[Token]]:
-    """Edit blocks a few times, as a table and as a list."""
+    """Draw a few edits of blocks, applied to a table and to a list."""
     table, tokens = _computed(draw(_SIZES))
     for number in range(draw(st.integers(0, 5))):
         start, end = _range(draw, tokens)
@@ -62,7 +62,7 @@ def _range(draw: st.DrawFn, tokens: list[Token]) -> tuple[int, int]:
 
 @given(_edited())
 def test_every_position_resolves_to_its_token(case: tuple[PieceTable, list[Token]]) -> None:
-    """Whatever was cut out and put in, and however often."""
+    """Positions resolve after any number of removals and insertions."""
     table, tokens = case
     assert _tokens(table) == _by_hand(table) == tokens
     assert table.tokens_count == len(tokens)
@@ -73,7 +73,7 @@ def test_every_position_resolves_to_its_token(case: tuple[PieceTable, list[Token
 def test_slice_equals_slice_of_token_list(
     case: tuple[PieceTable, list[Token]], data: st.DataObject
 ) -> None:
-    """And begins at position 0."""
+    """The slice begins at position 0."""
     table, tokens = case
     start, end = _range(data.draw, tokens)
     assert _tokens(table.slice(start, end)) == tokens[start:end]
@@ -83,20 +83,20 @@ def test_slice_equals_slice_of_token_list(
 def test_reinserting_removed_pieces_undoes_an_edit(
     case: tuple[PieceTable, list[Token]], data: st.DataObject
 ) -> None:
-    """To the very same pieces, so that names and references are those of before."""
+    """The pieces are identical, so names and references are those before the edit."""
     table, tokens = case
     start, end = _range(data.draw, tokens)
     inserted, _ = _computed(data.draw(_SIZES), 1_000, start)
     edited = table.splice(start, end, inserted)
-    taken = table.slice(start, end)
-    assert edited.splice(start, start + inserted.tokens_count, taken) == table
+    removed = table.slice(start, end)
+    assert edited.splice(start, start + inserted.tokens_count, removed) == table
 
 
 @given(_edited(), _SIZES)
 def test_appended_blocks_keep_their_computed_positions(
     case: tuple[PieceTable, list[Token]], sizes: list[int]
 ) -> None:
-    """What a turn adds behind an edited cache is in its own place."""
+    """A turn's blocks behind an edited cache stay at their computed positions."""
     table, tokens = case
     behind, new = _computed(sizes, 1_000, len(tokens))
     assert _tokens(table.append(behind.blocks)) == tokens + new
@@ -106,7 +106,7 @@ def test_appended_blocks_keep_their_computed_positions(
 def test_unedited_prefix_is_whole_blocks_in_place(
     case: tuple[PieceTable, list[Token]], data: st.DataObject
 ) -> None:
-    """As far as asked for, and no further than the first piece that is none."""
+    """The prefix ends at the requested length or before the first other piece."""
     table, tokens = case
     most = data.draw(st.integers(0, len(tokens) + 1))
     found = table.unedited(most)
@@ -124,7 +124,7 @@ def test_unedited_prefix_is_whole_blocks_in_place(
 def test_tokens_before_an_unusable_block_are_counted(
     case: tuple[PieceTable, list[Token]], numbers: set[int]
 ) -> None:
-    """Every token before the first one of such a block."""
+    """Count every token before the first token of an unusable block."""
     table, tokens = case
     lost = {ref for ref, *_ in tokens if int.from_bytes(ref.block_hash) in numbers}
     first = next((at for at, (ref, *_) in enumerate(tokens) if ref in lost), len(tokens))
@@ -132,7 +132,7 @@ def test_tokens_before_an_unusable_block_are_counted(
 
 
 def test_tables_share_a_common_prefix() -> None:
-    """The same parts of the same blocks, just as far from their places."""
+    """Prefixes are common if pieces have the same parts of the same blocks with equal shifts."""
     table, _ = _computed([4, 4, 4])
     other = table.splice(9, 10, PieceTable())
     assert table.tokens_in_common(other) == other.tokens_in_common(table) == 8
@@ -141,7 +141,7 @@ def test_tables_share_a_common_prefix() -> None:
 
 
 def test_splice_replaces_two_tokens_by_three() -> None:
-    """Two tokens of three blocks give way to three others."""
+    """In a table of three blocks, two tokens are replaced by three others."""
     table, _ = _computed([4, 4, 4])
     (a, b, c), new = table.blocks, _ref(9, 3)
     edited = table.splice(3, 5, PieceTable((Piece(new, 0, 3, -3),)))
@@ -167,14 +167,14 @@ _BLOCK = _ref(1, 4)
     ],
 )
 def test_invalid_piece_table_is_rejected(items: list[Piece]) -> None:
-    """Outside of a block, before all tokens or behind them, or too many."""
+    """Pieces are outside of a block, before or behind all tokens, or too many."""
     with pytest.raises(CorruptDataError):
         PieceTable(tuple(items))
 
 
 @pytest.mark.parametrize("position", [-1, 4])
 def test_position_out_of_range_is_rejected(position: int) -> None:
-    """Nor is it counted from the end."""
+    """Negative positions are not counted from the end."""
     with pytest.raises(AssertionError):
         PieceTable().append([_BLOCK]).resolve(position)
     with pytest.raises(AssertionError):

@@ -8,12 +8,12 @@ from fabric.ids import NodeName
 from fabric.record.envelope import Envelope
 from fabric.record.manifest import MAGIC, Manifest, decode_manifest, encode_manifest
 from fabric.record.provenance import LastServed, Provenance, TruncatedBy
-from fabric.record.rekey import owned_anew
+from fabric.record.rekey import with_new_owner
 from fabric.turn.prompt_plan import PromptMarks
 from tests.support.blocks import make_block, make_manifest
 
 SERVED = LastServed(NodeName("node-a"), 17)
-# As they have been written since the first version, which reads nothing but a map of texts.
+# Written so since the first version, which reads only a map of texts.
 NOTES = [
     ({}, Provenance()),
     ({"served": "node-a:17"}, Provenance(served=SERVED)),
@@ -91,5 +91,5 @@ def test_cut_records_and_forks_are_not_found_by_content():
 
 def test_only_answers_move_to_a_new_owner():
     own = replace(RECORD, provenance=Provenance(SERVED, answers="[]", is_kept=True))
-    anew = owned_anew(own, own.key, NodeName("node-b"), 7, 1.0)
+    anew = with_new_owner(own, own.key, NodeName("node-b"), 7, 1.0)
     assert anew.provenance == Provenance(answers="[]")

@@ -1,4 +1,4 @@
-"""Positions of messages in a record's text, and the spans that may be named."""
+"""Positions of messages in a record's text, and the spans that directives may name."""
 
 import re
 from dataclasses import replace
@@ -25,7 +25,7 @@ MARK = 9_000
 MESSAGES = (
     (MessageRole.SYSTEM, "Be kind."),
     (MessageRole.USER, " user größe "),  # trimmed by the template
-    (MessageRole.ASSISTANT, "user"),  # as the template calls others
+    (MessageRole.ASSISTANT, "user"),  # the template's name for other roles
     (MessageRole.USER, "user and größe"),
 )
 TEXT = "".join(f"<s>{role.value}\n{text.strip()}<e>\n" for role, text in MESSAGES)
@@ -33,7 +33,7 @@ TAIL = "<s>assistant\nthe größe answer<e>\n"
 
 
 def record(text=TEXT + TAIL, history=MESSAGES, answer=""):
-    """Make one with a token to a byte, and one to a mark of the template."""
+    """Make a record with one token per byte, and one per template mark."""
     template_bytes = (TEXT + answer).encode()
     raw = text.encode()
     ends = [m.end() for m in re.finditer(rb"<[se]>|[\s\S]", raw)]
@@ -100,11 +100,11 @@ def test_text_span_is_counted_in_characters_of_its_message():
     assert directive.span == (9, 14)
     assert directive.dropped.chars == 5
     (trimmed,) = spans(record(), text="größe", first=1)
-    assert trimmed.span == (6, 11), "white space that the template left out counts"
+    assert trimmed.span == (6, 11), "white space removed by the template must count"
 
 
 def test_span_after_known_messages_applies_to_record_only():
-    """The words by which the template opens an answer are no part of it."""
+    """The template's opening of an answer is not part of the answer."""
     (directive,) = spans(record(), text="answer")
     assert directive.message_digest is None
     before = record()
@@ -117,11 +117,11 @@ def test_span_after_known_messages_applies_to_record_only():
 
 
 def test_ambiguous_text_of_known_message_is_not_edited_as_trailing():
-    """Its client sends that message again: an edit of the record alone would not last."""
+    """The client sends that message again, so an edit of the record alone would not last."""
     blank = (MessageRole.ASSISTANT, "  ")
     manifest = record(TEXT + "<s>assistant\n  <e>\n", (*MESSAGES, blank))
     assert manifest.positions.messages[-1].start is None, (
-        "white space of a message and of the template look alike"
+        "white space of a message and of the template cannot be distinguished"
     )
     assert refusal_code(manifest, text="  ") == "text_not_found"
     (named,) = spans(manifest, first=4, chars=(0, 2))

@@ -1,4 +1,4 @@
-"""Where a recurrent model's states are kept, so that its next prompt finds one."""
+"""Positions at which a recurrent model's states are kept for its next prompt."""
 
 import pytest
 
@@ -16,20 +16,20 @@ def test_states_are_stored_where_later_prompts_may_diverge():
 
 
 def test_repeated_answer_opening_gets_no_state():
-    """A name is repeated before the answer; a thought that is opened is not."""
+    """The next prompt repeats the answer's role name, but not the opening of a thought."""
     assert state_points(905, PromptMarks(conversation=900), 0) == (904,)
     assert state_points(905, PromptMarks(conversation=900, opens_more=True), 0) == (900, 904)
 
 
 def test_state_points_on_grid_are_block_boundaries():
-    """Where reuse is cut down to blocks, no other state serves."""
+    """Reuse limited to whole blocks needs states at block boundaries."""
     marks = PromptMarks(head=300, question=700, conversation=900, opens_more=True)
     points = state_points(1_100, marks, 0, on_grid=True)
     assert points == (256, 512, 768, 1_024)
 
 
 def test_state_points_before_the_reused_prefix_are_omitted():
-    """Only points that the prompt still comes by are listed."""
+    """Only points that the prefill will still pass are listed."""
     marks = PromptMarks(head=300, question=400, conversation=900, opens_more=True)
     assert state_points(905, marks, 400) == (900, 904)
     assert state_points(905, marks, 904) == ()
@@ -41,7 +41,7 @@ def test_prompts_without_messages_store_final_state_only(count):
 
 
 def test_long_prompts_store_intermediate_states():
-    """An edit in the middle costs so many tokens at most."""
+    """Their distance bounds the recomputed tokens after an edit in the middle."""
     count = 2 * STATE_EVERY_TOKENS + 2
     points = (STATE_EVERY_TOKENS, 2 * STATE_EVERY_TOKENS, 2 * STATE_EVERY_TOKENS + 1)
     assert state_points(count, NO_MARKS, 0) == points
@@ -60,7 +60,7 @@ def test_branches_store_states_unless_one_lies_just_before():
 
 
 def test_newest_states_and_marked_states_are_kept():
-    """Fourteen calls of a tool later, the next question may begin behind the last one."""
+    """After fourteen tool calls, the next prompt may continue behind the last question."""
     ends = [256, 300, 400, *range(500, 1_500, 50)]
     marks = PromptMarks(head=300, question=390, conversation=1_440)
     kept = [state.end for state in kept_states(placed(*ends), marks)]
@@ -75,7 +75,7 @@ def test_other_states_are_kept_by_tokens_saved():
     ends = [2_000, 2_010, 4_000, 6_000, 6_005, 7_000, 7_100, 8_000, 8_100, 8_200, 8_205]
     assert [state.end for state in kept_states(placed(*ends))] == [
         *(4_000, 6_000, 7_000),
-        *ends[-STATES_NEWEST - 1 :],  # where an answer's text ends, and right behind it the turn
+        *ends[-STATES_NEWEST - 1 :],  # the end of an answer's text, and the turn's end
     ]
 
 

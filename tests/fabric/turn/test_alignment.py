@@ -16,7 +16,7 @@ def _pairs(old: list[bytes], new: list[bytes]) -> list[tuple[int, int]]:
 
 @given(CHUNKS, CHUNKS)
 def test_runs_are_equal_and_ascending(old: list[bytes], new: list[bytes]) -> None:
-    """In both texts, each chunk at most once."""
+    """In both texts, runs use each chunk at most once."""
     pairs = _pairs(old, new)
     assert all(old[a] == new[b] for a, b in pairs)
     assert all(a < c and b < d for (a, b), (c, d) in pairwise(pairs))
@@ -26,7 +26,7 @@ def test_runs_are_equal_and_ascending(old: list[bytes], new: list[bytes]) -> Non
 def test_all_remaining_chunks_of_distinct_text_are_found(
     old: list[bytes], data: st.DataObject
 ) -> None:
-    """Whatever was taken out of it, and put between."""
+    """All chunks are found, whatever was removed or inserted."""
     kept = [chunk for chunk in old if data.draw(st.booleans())]
     new: list[bytes] = []
     for chunk in kept:
@@ -36,7 +36,7 @@ def test_all_remaining_chunks_of_distinct_text_are_found(
 
 
 def test_repeated_chunks_align_with_their_neighbors() -> None:
-    """A conversation repeats its marks, and only what is said tells messages apart."""
+    """Marks repeat in a conversation; only the messages' texts distinguish them."""
     old = [b"[", b"one", b"]", b"[", b"two", b"]", b"[", b"three", b"]"]
     new = [b"[", b"one", b"]", b"[", b"cut", b"]", b"[", b"three", b"]"]
     kept = _pairs(old, new)
@@ -45,6 +45,6 @@ def test_repeated_chunks_align_with_their_neighbors() -> None:
 
 
 def test_equal_texts_align_as_one_run() -> None:
-    """Also where nothing in them is there once."""
+    """This includes texts without any unique chunk."""
     text = [b"a", b"b"] * 9
     assert [run.count for run in align_chunks(text, text)] == [len(text)]

@@ -1,4 +1,4 @@
-"""Which rewrites of a history continue a conversation, and which start another."""
+"""Rewrites of a history that continue a conversation, and rewrites that start another."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ FORM = form_chain(BEFORE, TOOLS).form_with(ANSWER)
 
 
 def after(*changes):
-    """Return the messages of the next turn, some of them changed: pairs of place and message."""
+    """Return the next turn's messages; `changes` are pairs of position and replaced message."""
     messages = [*BEFORE, ANSWER, message_of(USER, "And now?")]
     for place, message in changes:
         messages[place] = message

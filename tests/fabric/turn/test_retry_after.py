@@ -11,7 +11,7 @@ COUNTS = st.integers(0, 10_000)
 @pytest.mark.parametrize(
     ("waiting", "running", "turns_per_s", "expected"),
     [
-        (256, 8, 0.0, RETRY_AFTER_S_MIN),  # nothing is known yet
+        (256, 8, 0.0, RETRY_AFTER_S_MIN),  # no measurement yet
         (40, 4, 0.5, 10.0),  # 20 turns of 2 s, four at a time
         (16, 0, 1.0, 8.0),
         (2, 32, 10.0, RETRY_AFTER_S_MIN),

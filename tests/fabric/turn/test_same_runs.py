@@ -1,4 +1,4 @@
-"""Runs that a prompt and a record share, from a hint that may be wrong."""
+"""Runs shared by a prompt and a record, found from a hint that may be wrong."""
 
 import random
 

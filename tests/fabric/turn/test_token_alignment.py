@@ -12,13 +12,13 @@ from fabric.turn.edited_prompt import aligned_tokens
 
 LEAST = EDIT_KEPT_TOKENS_MIN
 MANY = 100_000
-HANG_S = 20  # of CPU time; a third of a second is what it takes
+HANG_S = 20  # of CPU time; it takes a third of a second
 FEW = st.lists(st.integers(0, 2), max_size=120)
 SOME = st.lists(st.integers(0, 2**32 - 1), max_size=200)
 
 
 def kept(old: list[int], new: list[int]) -> int:
-    """Check all that must hold of the runs; return how many tokens they have."""
+    """Check the invariants of the runs; return their number of tokens."""
     end = new_end = count = 0
     for run in aligned_tokens(old, new):
         assert run.count >= LEAST
@@ -33,14 +33,14 @@ def kept(old: list[int], new: list[int]) -> int:
 @given(FEW, FEW)
 @settings(max_examples=100)
 def test_runs_of_repetitive_text_are_equal_and_ascending(old: list[int], new: list[int]) -> None:
-    """Two messages of three words have much in common, and little that is there once."""
+    """Two messages of three words have much in common, but few unique tokens."""
     kept(old, new)
 
 
 @given(SOME, st.data())
 @settings(max_examples=100)
 def test_runs_of_edited_text_are_equal_and_ascending(old: list[int], data: st.DataObject) -> None:
-    """Parts taken out, changed, swapped and repeated."""
+    """Parts are removed, changed, swapped and repeated."""
     new: list[int] = []
     for _ in range(data.draw(st.integers(0, 6))):
         start = data.draw(st.integers(0, len(old)))
@@ -50,7 +50,7 @@ def test_runs_of_edited_text_are_equal_and_ascending(old: list[int], data: st.Da
 
 
 def test_runs_cover_everything_but_the_edits() -> None:
-    """Of a listing of which some lines were changed, with what lies between them."""
+    """A listing with some changed lines aligns in all other lines."""
     rng = random.Random(1)
     old = [rng.randrange(50_000) for _ in range(4_000)]
     new = list(old)
@@ -60,7 +60,7 @@ def test_runs_cover_everything_but_the_edits() -> None:
 
 
 def test_repeated_tokens_align_beside_unique_ones() -> None:
-    """Anchors are what is there once; what adjoins them need not be."""
+    """Anchors are unique tokens; tokens adjoining them need not be unique."""
     rng = random.Random(2)
     lines = [[rng.randrange(50_000) for _ in range(40)] for _ in range(3)]
     same = [7] * 60
@@ -70,7 +70,7 @@ def test_repeated_tokens_align_beside_unique_ones() -> None:
 
 
 def hard(name: str) -> tuple[list[int], list[int]]:
-    """Return 100k tokens, and what became of them, that are as hard to compare as any."""
+    """Return 100k tokens and an edited version that are hard to align."""
     rng = random.Random(3)
     old = [rng.randrange(50_000) for _ in range(MANY)]
     if name == "nothing alike":
@@ -88,7 +88,7 @@ def hard(name: str) -> tuple[list[int], list[int]]:
     "name", ["nothing alike", "one token", "an edit in each line", "lines in another order"]
 )
 def test_alignment_time_is_bounded(name: str) -> None:
-    """Not a measurement: what grows with the square would take hours."""
+    """The bound is generous: an algorithm of quadratic time would take hours."""
     old, new = hard(name)
     before_s = time.process_time()
     kept(old, new)

@@ -1,4 +1,4 @@
-"""A node's list of agents: whole, by changes, and in parts, as a router puts it together."""
+"""A node's list of agents: complete, by changes, and in pages that a router joins."""
 
 import pytest
 
@@ -14,7 +14,7 @@ TENANT = TenantId("t")
 
 
 class Listing:
-    """A node's agent table, and the list that a router builds from its parts."""
+    """A node's agent table, and the list that a router builds from its pages."""
 
     def __init__(self, count=0):
         self.table = AgentTable(NodeName("a"), Fingerprint(b"f" * 32), SystemClock())
@@ -36,76 +36,76 @@ class Listing:
     def get(self, index):
         return self.table.get((TENANT, AgentId(f"agent-{index}")))
 
-    def ask(self):
-        """Ask for one part and apply it."""
-        part = agent_listing.list_agents(
+    def fetch_page(self):
+        """Request one page and apply it."""
+        page = agent_listing.list_agents(
             NodeName("a"), self.incarnation, self.table, ListAgents(*self.at)
         )
-        if not part.since:
+        if not page.since:
             self.known.clear()
-        for name in part.gone:
+        for name in page.gone:
             self.known.pop(name.agent, None)
-        for item in part.agents:
+        for item in page.agents:
             self.known[item.view.agent] = item.view.epoch
-        self.at = (part.incarnation, part.changes)
-        return part
+        self.at = (page.incarnation, page.changes)
+        return page
 
-    def is_right(self):
+    def is_in_sync(self):
         return set(self.known) == {a.manifest.agent for a in self.table}
 
 
 def test_listing_contains_only_changed_agents():
     listing = Listing(count=50)
-    assert len(listing.ask().agents) == 50
-    assert listing.is_right()
+    assert len(listing.fetch_page().agents) == 50
+    assert listing.is_in_sync()
 
     listing.change(3)
     listing.add(50)
     listing.remove(4)
-    part = listing.ask()
+    page = listing.fetch_page()
 
-    assert [item.view.agent for item in part.agents] == ["agent-3", "agent-50"]
-    assert part.gone == (AgentName(TENANT, AgentId("agent-4")),)
-    assert listing.is_right()
-    assert listing.ask().agents == ()
+    assert [item.view.agent for item in page.agents] == ["agent-3", "agent-50"]
+    assert page.gone == (AgentName(TENANT, AgentId("agent-4")),)
+    assert listing.is_in_sync()
+    assert listing.fetch_page().agents == ()
 
 
 def test_recreated_agent_is_not_listed_as_gone():
     listing = Listing(count=2)
-    listing.ask()
+    listing.fetch_page()
     listing.remove(0)
     listing.add(0)
-    part = listing.ask()
+    page = listing.fetch_page()
 
-    assert part.gone == ()
-    assert listing.is_right()
+    assert page.gone == ()
+    assert listing.is_in_sync()
 
 
 def test_restart_or_lost_removal_causes_full_listing(monkeypatch):
     monkeypatch.setattr(agent_table, "GONE_AGENTS_MAX", 4)
     listing = Listing(count=20)
-    listing.ask()
+    listing.fetch_page()
     for index in range(5):
         listing.remove(index)
-    part = listing.ask()
-    assert part.since == 0
-    assert listing.is_right()
+    page = listing.fetch_page()
+    assert page.since == 0
+    assert listing.is_in_sync()
 
     listing.remove(5)
-    assert listing.ask().since > 0
-    assert listing.is_right()
+    assert listing.fetch_page().since > 0
+    assert listing.is_in_sync()
 
     listing.at = (6, listing.at[1])
-    assert listing.ask().since == 0
+    assert listing.fetch_page().since == 0
     listing.at = (7, 1 << 40)
-    assert listing.ask().since == 0
-    assert listing.is_right()
+    assert listing.fetch_page().since == 0
+    assert listing.is_in_sync()
 
 
 def test_long_listing_is_paged_and_includes_concurrent_changes(monkeypatch):
     monkeypatch.setattr(agent_listing, "LIST_BYTES_MAX", 10 * 512)
     listing = Listing(count=35)
-    first = listing.ask()
+    first = listing.fetch_page()
     assert len(first.agents) == 10
     assert first.more
 
@@ -114,37 +114,37 @@ def test_long_listing_is_paged_and_includes_concurrent_changes(monkeypatch):
     listing.remove(1)
     listing.remove(31)
     listing.add(99)
-    parts = 1
-    while listing.ask().more:
-        parts += 1
+    pages = 1
+    while listing.fetch_page().more:
+        pages += 1
 
-    assert parts <= 4
-    assert listing.is_right()
+    assert pages <= 4
+    assert listing.is_in_sync()
 
 
 @pytest.mark.parametrize("pieces", [60, 8_192])
 def test_listing_after_turn_contains_only_the_agent_that_ran(pieces, monkeypatch):
-    """10,000 agents of 60 pieces were 9 MB in every heartbeat."""
+    """A complete list of 10,000 agents with 60 pieces each is 9 MB."""
     count = 10_000 if pieces == 60 else 40
     listing = Listing(count=count)
     sketch = tuple((1 << 63) + piece for piece in range(pieces))
     for agent in listing.table:
         object.__setattr__(agent.manifest, "sketch", sketch)
-    whole_bytes = part_bytes = 0
+    whole_bytes = page_bytes = 0
     more = True
     while more:
-        part = listing.ask()
-        part_bytes = max(part_bytes, len(pack(part)))
-        whole_bytes += len(pack(part))
-        more = part.more
+        page = listing.fetch_page()
+        page_bytes = max(page_bytes, len(pack(page)))
+        whole_bytes += len(pack(page))
+        more = page.more
     listing.change(17)
-    part = listing.ask()
+    page = listing.fetch_page()
     print(
-        f"\n{count} agents: {whole_bytes:,} bytes in all, a part {part_bytes:,}, "
-        f"after one turn {len(pack(part)):,}"
+        f"\n{count} agents: {whole_bytes:,} bytes in all, a page {page_bytes:,}, "
+        f"after one turn {len(pack(page)):,}"
     )
 
-    assert listing.is_right()
-    assert part_bytes < 6 << 20
-    assert len(part.agents) == 1
-    assert len(pack(part)) < 1_024 + 10 * pieces
+    assert listing.is_in_sync()
+    assert page_bytes < 6 << 20
+    assert len(page.agents) == 1
+    assert len(pack(page)) < 1_024 + 10 * pieces

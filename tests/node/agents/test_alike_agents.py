@@ -30,7 +30,7 @@ def add(table, name, blocks, tenant=TENANT):
 
 
 def names(table, agent, blocks):
-    return [record.agent for record in table.alike(agent, blocks)]
+    return [record.agent for record in table.records_beginning_with(agent, blocks)]
 
 
 def test_agents_with_all_blocks_are_found_newest_first(table):

@@ -1,4 +1,4 @@
-"""A promised return ranks an agent as just used until then."""
+"""A retained agent ranks as just used until its deadline."""
 
 import pytest
 

@@ -13,11 +13,11 @@ SEAL = SealAgent(TenantId("default"), AgentId("alice"), 1, MOVE, NodeName("b"))
 
 
 def is_decided(move):
-    async def look():
-        return await asyncio.wait_for(move.decided(), 0.01)
+    async def wait_briefly():
+        return await asyncio.wait_for(move.wait_until_decided(), 0.01)
 
     try:
-        asyncio.run(look())
+        asyncio.run(wait_briefly())
     except TimeoutError:
         return False
     return True
@@ -40,7 +40,7 @@ def test_turn_ending_without_seal_keeps_agent_here(is_saving):
     move = OutgoingMove()
     move.ask(SEAL)
     if is_saving:
-        move.begin_sealing()  # and the disk refuses
+        move.begin_sealing()  # the disk refuses the save
     assert move.stop_asking() == MOVE
     assert (move.state, move.begin_sealing(), move.stop_asking()) == (
         OutgoingState.HERE,
@@ -50,7 +50,7 @@ def test_turn_ending_without_seal_keeps_agent_here(is_saving):
 
 
 def test_turns_wait_only_while_move_is_sealed():
-    assert not is_decided(OutgoingMove(OutgoingState.SEALED)), "as a restart finds it"
+    assert not is_decided(OutgoingMove(OutgoingState.SEALED)), "the state after a restart"
     for end in (OutgoingMove.note_owned_here, lambda move: move.note_owned_elsewhere(2)):
         move = OutgoingMove()
         assert is_decided(move)
@@ -82,4 +82,4 @@ def test_move_request_for_departed_agent_is_ignored():
     move.note_owned_elsewhere(2)
     move.ask(SEAL)
     assert move.state is OutgoingState.LEFT
-    assert move.stop_asking() == MOVE, "its turn may wait for it all the same"
+    assert move.stop_asking() == MOVE, "a turn may still wait for the move"

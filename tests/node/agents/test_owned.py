@@ -1,4 +1,4 @@
-"""Every verb of an agent against every state of it.
+"""Every verb on an agent in every state.
 
 The agents are real ones of a real node, brought into each state as the router brings them there.
 """
@@ -49,7 +49,7 @@ OWNERS = {
     "prefetch": lambda n, a, e: n.tiers.prefetches.answer(PrefetchAgent(TENANT, a, e)),
     "hibernate": hibernate,
 }
-# They end something, which a node without the agent has not begun.
+# These end an operation; a node without the agent has none to end.
 ENDS = {
     "release": lambda n, a, e: n.moves.source.release(ReleaseAgent(TENANT, a, e, MOVE, OTHER)),
     "abort": lambda n, a, e: n.moves.source.take_back(AbortMigration(TENANT, a, MOVE)),
@@ -95,7 +95,7 @@ def being_moved(case, name):
 
 
 def being_erased(case, name):
-    """The disk refuses to remove it."""
+    """Begin an erasure whose record the disk refuses to remove."""
     owned(case, name)
     Refusal(case.monkeypatch, "erase_record")
     with pytest.raises(FabricError, match="the drive refused"):
@@ -104,7 +104,7 @@ def being_erased(case, name):
 
 
 def lost(case, name):
-    """The disk refuses to record it."""
+    """Lose the agent to another node; the disk refuses to record that."""
     owned(case, name)
     with case.monkeypatch.context() as patched:
         Refusal(patched, "publish")
@@ -163,7 +163,7 @@ def test_verbs_succeed_only_at_owner_and_current_epoch(case, state, verb):
         outcome = run(case.service, outcome_of(OWNERS[verb](node, name, epoch + more)))
         assert outcome == expected(verb, state, more), more
         if outcome != DONE:
-            assert (agent and agent.view()) == before, "and nothing has come of it"
+            assert (agent and agent.view()) == before, "the call changed nothing"
             assert node.resources.transfers.offers.agents() == offered
 
 
@@ -182,11 +182,11 @@ def test_verb_waiting_for_turn_lock_fails_if_agent_is_erased(case, verb):
     node, name = case.service.node, agent_id("waits", verb)
     owned(case, name)
 
-    async def erased_meanwhile():
+    async def erase_while_waiting():
         agent = node.resources.table.get((TENANT, name))
         async with agent.turn_lock:
             waiting = asyncio.create_task(outcome_of(OWNERS[verb](node, name, EPOCH)))
-            await asyncio.sleep(0)  # it waits for the turn that has the lock
+            await asyncio.sleep(0)  # the verb waits for the turn that holds the lock
             erasing = asyncio.create_task(asyncio.to_thread(erase, case.service, name))
             async with asyncio.timeout(60):
                 while not node.resources.erased.floor(TENANT, name):  # noqa: ASYNC110 - on another thread
@@ -194,5 +194,5 @@ def test_verb_waiting_for_turn_lock_fails_if_agent_is_erased(case, verb):
         outcome = await waiting
         return outcome, (await erasing).existed
 
-    assert run(case.service, erased_meanwhile()) == (ERASED, True)
+    assert run(case.service, erase_while_waiting()) == (ERASED, True)
     assert node.resources.table.get((TENANT, name)) is None

@@ -8,7 +8,7 @@ from node.limits import SPAN_INDEXED_TOKENS_MAX, SPAN_PLACES_MAX
 
 @dataclass(eq=False)
 class Record:
-    """What the index reads of a record."""
+    """The fields of a record that the index reads."""
 
     name: str
     tokens_count: int = 100

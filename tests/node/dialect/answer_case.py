@@ -1,4 +1,4 @@
-"""An answer as a model writes it, and as a client sees it."""
+"""An answer as a model writes it, and as a client receives it."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ NOW = ("now", {})
 
 @dataclass(frozen=True)
 class Case:
-    """The text that a model writes, and the answer that a client sees."""
+    """The text that a model writes, and the answer that a client receives."""
 
     says: str
     text: str = ""

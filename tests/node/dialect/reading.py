@@ -23,14 +23,14 @@ TOOLS = [
 
 @dataclass
 class Read:
-    """All that a client was shown."""
+    """Everything that a client was shown."""
 
     text: str = ""
     reasoning: str = ""
     calls: list = field(default_factory=list)  # of names and arguments
     begun: list = field(default_factory=list)  # broken calls: names and the text of arguments
     ids: list = field(default_factory=list)
-    parts: dict = field(default_factory=dict)  # what was streamed of each call, by its id
+    parts: dict = field(default_factory=dict)  # streamed text of each call, by id
     broken: int = 0
     stopped_by: str | None = None
 
@@ -53,7 +53,7 @@ def read(reader, pieces, *, is_cut=False):
         add(result, reader.finish(is_cut=is_cut))
     result.broken = reader.broken_calls
     assert reader.has_calls == bool(result.calls or result.begun)
-    assert len(result.parts) == len(result.ids), "every call that is streamed comes in whole"
+    assert len(result.parts) == len(result.ids), "every streamed call is also reported whole"
     return result
 
 
@@ -69,7 +69,7 @@ def add(result: Read, shown: AnswerDelta) -> None:
         else:
             result.calls.append((call.name, json.loads(call.arguments)))
         result.ids.append(call.id)
-        assert result.parts[call.id] == (call.name, call.arguments), "streamed as it is in whole"
+        assert result.parts[call.id] == (call.name, call.arguments), "streamed as one"
     result.stopped_by = shown.stopped_by or result.stopped_by
 
 

@@ -57,7 +57,7 @@ MARKED = {
     "minicpm5": ("<function", "</function>", "<param", "</param>"),
 }
 RESPONSE = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
-UPSTREAM = ("pythonic",)  # read by mlx-lm: its marks are its own only as tokens
+UPSTREAM = ("pythonic",)  # read by mlx-lm, whose marks count only as special tokens
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def test_generated_calls_are_read_as_valid_calls(case, seeds):
     assert ended > 3 * len(seeds)
 
 
-# As lines of a patch: what ends a value may stand in them, and has to be read as theirs.
+# Lines of a patch: they may contain a value's end mark, which must be read as their text.
 LINES = r"^(?:\*\*\* (?:Add|Delete): .{0,12}\n(?:[+\- ].{0,24}\n){0,3}\*\*\* End\n?)$"
 
 

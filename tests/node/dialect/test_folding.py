@@ -23,14 +23,19 @@ def test_alternating_conversation_has_no_folds():
 
 
 def test_later_system_message_is_folded_into_the_adjacent_user():
-    ahead = folds_of(
+    before_user = folds_of(
         ("system", "s"), ("user", "a"), ("assistant", "b"), ("system", "t"), ("user", "c")
     )
-    behind = folds_of(("system", "s"), ("user", "a"), ("system", "t"), ("assistant", "b"))
+    after_user = folds_of(("system", "s"), ("user", "a"), ("system", "t"), ("assistant", "b"))
     alone = folds_of(("system", "s"), ("user", "a"), ("assistant", "b"), ("system", "t"))
 
-    assert ahead[LATE,] == [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "t\n\nc")]
-    assert behind[LATE,] == [("system", "s"), ("user", "a\n\nt"), ("assistant", "b")]
+    assert before_user[LATE,] == [
+        ("system", "s"),
+        ("user", "a"),
+        ("assistant", "b"),
+        ("user", "t\n\nc"),
+    ]
+    assert after_user[LATE,] == [("system", "s"), ("user", "a\n\nt"), ("assistant", "b")]
     assert alone[LATE,] == [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "t")]
 
 

@@ -425,7 +425,7 @@ def test_restarted_reader_has_no_memory_of_earlier_text(name):
 
 
 def test_every_format_has_a_case():
-    elsewhere = {"json", "longcat", "muse_spark"}  # as `glm` and `minimax`; written and read
+    elsewhere = {"json", "longcat", "muse_spark"}  # by other formats' cases, and round trips
     assert {case.calls_as for case in CASES.values()} >= set(CALL_FORMATS) - elsewhere
     assert {case.thoughts_as for case in CASES.values()} >= set(THOUGHT_FORMATS) - {"think"}
 

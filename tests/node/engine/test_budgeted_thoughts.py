@@ -21,7 +21,7 @@ from tests.support.tiny_models import ONE_LAYER, TOKENS, write_model
 OPENED = "<|im_start|>assistant\n<think>\n"
 END = "\n</think>\n\n"
 LONG = 48
-# Neither mark comes by itself, so that the budgets alone decide.
+# Marks are never sampled, so that only the budgets end a thought.
 NO_MARKS = {"3": -100.0, "4": -100.0, "2": -100.0, "0": -100.0, "1": -100.0, "5": -100.0}
 SAMPLINGS = [
     Sampling(max_tokens=LONG, ignore_eos=True, logit_bias=NO_MARKS),
@@ -65,7 +65,7 @@ def threads():
 
 @pytest.fixture
 def make(bench, endings):
-    """Return a maker of sequences with a budget; None: without one."""
+    """Return a function that makes sequences with a budget, or with none."""
 
     def make(number, sampling, tokens, **hooks):
         tokenizer, budget = bench.tokenizer, None
@@ -125,7 +125,7 @@ def test_forced_end_leaves_the_same_cache_as_a_sampled_one(bench, make):
     bench.thread.submit(budgeted)
     got = ended(events)
     unbudgeted, events = make(1, sampling, None)
-    tokens = chain(got.answer_ids, repeat(0))  # one more is sampled behind the last
+    tokens = chain(got.answer_ids, repeat(0))  # one more is sampled after the last
     emit = unbudgeted.emit
 
     def follow(event):
@@ -237,7 +237,7 @@ def test_format_starts_after_a_forced_thought_end(
 
 
 def test_format_takes_precedence_over_budget(bench, make, threads):
-    """An answer that must be text all along cannot end a thought: nothing is forced on it."""
+    """A format of the whole answer allows no thought end, so none is forced."""
     compiler = compiler_of(bench.tokenizer, TOKENS)
     grammar = compiler.compile(schema(PLACE))
     matcher = AnswerMatcher(grammar, threads)
@@ -264,7 +264,7 @@ def test_ended_thought_is_not_reopened(bench, make, end_ids):
     start = bench.tokenizer.added_ids["<think>"]
     sampling = replace(SAMPLINGS[0], logit_bias={**NO_MARKS, str(start): 100.0})
     (ids,) = run(bench, [make(8, sampling, 0)])
-    behind = ids[len(end_ids) :]
+    rest = ids[len(end_ids) :]
     assert ids[: len(end_ids)] == end_ids
-    assert behind[0] != start
-    assert start in behind  # which then is text
+    assert rest[0] != start
+    assert start in rest  # later, the mark is text

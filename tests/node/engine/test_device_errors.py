@@ -25,7 +25,7 @@ AGENTS, TURNS, ANSWER_TOKENS = ("anna", "boris", "clara"), 3, 12
 ATTEMPTS_MAX = 40
 INJECTIONS, INJECTIONS_NIGHTLY = 12, 500
 OPERATIONS_BETWEEN_MAX = 20
-HOT_BYTES = 3 << 19  # of one agent: the memory of the others is read from disk
+HOT_BYTES = 3 << 19  # one agent fits; the memory of the others is read from disk
 SERVES_AGAIN_S = 10.0
 
 
@@ -43,8 +43,8 @@ class Node:
         self.tiers = set()  # that served a turn
         self.slowest_s = 0.0
 
-    def say(self, history, agent):
-        """Take a turn, again and again while the device fails."""
+    def take_turn(self, history, agent):
+        """Take a turn, and repeat it while the device fails."""
         partial_texts, failed_s = [], None
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -63,17 +63,17 @@ class Node:
             if failed_s is not None:
                 self.slowest_s = max(self.slowest_s, time.monotonic() - failed_s)
             assert all(reply.text.startswith(text) for text in partial_texts), (
-                "every delivered text was right"
+                "every delivered text was correct"
             )
             return reply.text
         return pytest.fail(f"{ATTEMPTS_MAX} attempts failed")
 
-    def talk(self, agent):
+    def converse(self, agent):
         """Hold a conversation of several turns; return the answers."""
         history, answers = [], []
         for number in range(TURNS):
             history.append({"role": "user", "content": question(agent, number)})
-            answers.append(self.say(history, agent))
+            answers.append(self.take_turn(history, agent))
             history.append({"role": "assistant", "content": answers[-1]})
         return answers
 
@@ -93,10 +93,10 @@ def failing_node(folder, model, *, launch_waits):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, model):
-    """The answers and stored blocks of conversations that no error disturbs."""
+    """Return the answers and stored blocks of conversations without errors."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with running(folder, model, exact_chunks=True) as service:
-        answers = {agent: Node(service, None).talk(agent) for agent in AGENTS}
+        answers = {agent: Node(service, None).converse(agent) for agent in AGENTS}
     return answers, blocks_in(folder)
 
 
@@ -104,9 +104,9 @@ def blocks_in(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("blocks/*")}
 
 
-def talk_all(node):
+def converse_all(node):
     with ThreadPoolExecutor(len(AGENTS)) as threads:
-        return dict(zip(AGENTS, threads.map(node.talk, AGENTS), strict=True))
+        return dict(zip(AGENTS, threads.map(node.converse, AGENTS), strict=True))
 
 
 @pytest.mark.parametrize("launch_waits", [False, True], ids=["prepared early", "waiting"])
@@ -120,7 +120,7 @@ def test_random_device_errors_change_no_answer_and_no_stored_byte(
     with failing_node(tmp_path, model, launch_waits=launch_waits) as node:
         while node.faults.raised_count < count:
             with injecting([node.faults], rng, count, OPERATIONS_BETWEEN_MAX):
-                assert talk_all(node) == answers
+                assert converse_all(node) == answers
     stored = blocks_in(tmp_path)
     assert node.failures_count > 0
     assert CacheTier.DISK in node.tiers
@@ -131,7 +131,7 @@ def test_random_device_errors_change_no_answer_and_no_stored_byte(
 
 @pytest.fixture
 def thread():
-    """An engine's thread on a stopped clock, and the times at which it would end the process."""
+    """Run an engine thread on a stopped clock; list the times at which it ends the process."""
     ends, clock = [], FakeClock()
     engine_thread = EngineThread(
         clock,
@@ -160,10 +160,9 @@ def test_results_computed_before_an_error_are_discarded(thread):
     fail(engine_thread)
 
     with pytest.raises(EngineFailedError):
-        asyncio.run(engine_thread.computed(lambda: "saved", failures_count))
+        asyncio.run(engine_thread.compute(lambda: "saved", failures_count))
     assert (
-        asyncio.run(engine_thread.computed(lambda: "saved", engine_thread.failures_count))
-        == "saved"
+        asyncio.run(engine_thread.compute(lambda: "saved", engine_thread.failures_count)) == "saved"
     )
 
 
@@ -212,7 +211,7 @@ def test_sampled_token_outside_the_vocabulary_is_a_device_error(model):
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma4_text", "deepseek_v2"])
 def test_nan_during_prefill_is_a_device_error(tmp_path, name):
-    """Found before anything of it is saved: its turn may be cancelled before its first token."""
+    """The error is found before a save, even if the turn is cancelled before its first token."""
     folder = write_model(tmp_path / "model", ARCHITECTURES[name])
     engine = load_model(str(folder)).engine
     cache = engine.new_cache(64)

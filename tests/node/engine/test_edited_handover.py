@@ -29,9 +29,9 @@ def nodes(tmp_path_factory):
 
 def test_edited_agents_answer_continues_hot_on_another_node(nodes):
     a, b = nodes
-    calm, name = "calm", "moving"
-    prompt_options = {"messages": read_messages(start(a, calm)), "edits": EditMode.AMORTIZE}
-    stayed = Stream(a, calm, prompt_options=prompt_options)
+    undisturbed, name = "calm", "moving"
+    prompt_options = {"messages": read_messages(start(a, undisturbed)), "edits": EditMode.AMORTIZE}
+    stayed = Stream(a, undisturbed, prompt_options=prompt_options)
     assert stayed.end()[0].amortized_tokens
 
     start(a, name)

@@ -131,7 +131,7 @@ COMPANY = [
 
 
 def test_seeded_answer_is_independent_of_the_batch(bench: Bench) -> None:
-    """Five ways of sampling in one batch draw what each draws alone."""
+    """Five sampling methods in one batch give the tokens that each gives alone."""
     prompts = [prompt_of(count, count) for count in (120, 5, 60, 33, 2)]
     alone = [bench.answer(*one) for one in zip(prompts, COMPANY, strict=True)]
     for order in (range(5), reversed(range(5))):
@@ -157,7 +157,7 @@ def test_failing_sequence_does_not_affect_the_batch(bench: Bench, what: str) -> 
             bad.slot.sampler.processors.append(lambda history, logits: logits[9, 9, 9])
 
     at_token(bad, 4, fail)
-    for sequence in (bad, good[0][0], good[1][0]):  # short prompts start and draw first
+    for sequence in (bad, good[0][0], good[1][0]):  # short prompts start and are sampled first
         bench.thread.submit(sequence)
 
     assert isinstance(wait(bad_events), Broke)

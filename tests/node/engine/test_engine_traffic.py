@@ -1,4 +1,4 @@
-"""Many threads at the engine thread's door: limits, calls, storms, waking and stopping."""
+"""Many threads calling the engine thread: limits, bursts, wake-ups and stops."""
 
 import queue
 import random
@@ -18,8 +18,8 @@ from node.limits import ENGINE_CALLS_MAX
 from tests.node.fake_engine import FakeEngine, is_undisturbed, last_of, make_sequence
 
 
-class Door:
-    """An engine thread over a fake engine that can be held still."""
+class GatedThread:
+    """An engine thread over a fake engine that can be blocked."""
 
     def __init__(self, *, waiting_max=256, total_bytes=1 << 40):
         self.thread = EngineThread(
@@ -39,7 +39,7 @@ class Door:
         self.gate.set()
         self.thread.stop()
 
-    def hold(self):
+    def block(self):
         """Keep the engine thread busy until the gate opens."""
         entered = threading.Event()
         self.thread.call(lambda: (entered.set(), self.gate.wait(60)))
@@ -60,60 +60,60 @@ class Door:
 
 
 def test_queue_is_bounded_and_background_fills_at_most_half():
-    with Door(waiting_max=6) as door:
-        door.hold()
-        waiting = [door.add(5, seed=n, priority=Priority.BACKGROUND) for n in range(3)]
+    with GatedThread(waiting_max=6) as gated:
+        gated.block()
+        waiting = [gated.add(5, seed=n, priority=Priority.BACKGROUND) for n in range(3)]
         with pytest.raises(OverloadedError):
-            door.add(5, priority=Priority.BACKGROUND)
-        waiting += [door.add(5, seed=n, tenant=f"tenant-{n}") for n in range(3, 6)]
-        assert door.thread.waiting_count == 6
-        assert door.thread.queued_tokens == 6 * 4
+            gated.add(5, priority=Priority.BACKGROUND)
+        waiting += [gated.add(5, seed=n, tenant=f"tenant-{n}") for n in range(3, 6)]
+        assert gated.thread.waiting_count == 6
+        assert gated.thread.queued_tokens == 6 * 4
         with pytest.raises(OverloadedError):
-            door.add(5)
-        door.gate.set()
+            gated.add(5)
+        gated.gate.set()
         for sequence, seen, done in waiting:
             done.get(timeout=60)
             assert is_undisturbed(sequence, seen)
-        door.add(5)[2].get(timeout=60)
+        gated.add(5)[2].get(timeout=60)
 
 
 def test_retry_after_follows_queue_length_and_turn_speed():
-    with Door(waiting_max=6) as door:
-        door.add(5)[2].get(timeout=60)
-        speed = door.thread._scheduler.turn_speed
+    with GatedThread(waiting_max=6) as gated:
+        gated.add(5)[2].get(timeout=60)
+        speed = gated.thread._scheduler.turn_speed
         assert speed.per_s > 0
         for turn_s, expected in ((4.0, 12.0), (0.001, 1.0), (1_000.0, 60.0)):
             speed.start(1, turn_s)
-            door.gate.clear()
-            door.hold()
-            waiting = [door.add(5, seed=n, tenant=f"tenant-{n}") for n in range(6)]
+            gated.gate.clear()
+            gated.block()
+            waiting = [gated.add(5, seed=n, tenant=f"tenant-{n}") for n in range(6)]
             with pytest.raises(OverloadedError) as refused:
-                door.thread.check_waiting("tenant-7", Priority.INTERACTIVE)
+                gated.thread.check_waiting("tenant-7", Priority.INTERACTIVE)
             assert refused.value.retry_after_s == expected
             assert "Retry-After" in refused.value.message
-            door.gate.set()
+            gated.gate.set()
             for _, _, done in waiting:
                 done.get(timeout=60)
 
 
 def test_pending_engine_calls_are_bounded(monkeypatch):
     monkeypatch.setattr("node.engine.engine_thread.ENGINE_CALLS_MAX", 3)
-    with Door() as door:
-        door.hold()
-        calls = [door.thread.call(lambda n=n: n) for n in range(3)]
+    with GatedThread() as gated:
+        gated.block()
+        calls = [gated.thread.call(lambda n=n: n) for n in range(3)]
         with pytest.raises(OverloadedError):
-            door.thread.call(int)
-        door.gate.set()
+            gated.thread.call(int)
+        gated.gate.set()
         assert [call.result(60) for call in calls] == [0, 1, 2]
-        failing = door.thread.call(lambda: 1 // 0)
+        failing = gated.thread.call(lambda: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             failing.result(60)
     assert ENGINE_CALLS_MAX > ACTIVE_SEQUENCES_MAX
 
 
 def test_request_larger_than_memory_is_refused_at_submission():
-    with Door(total_bytes=1_000) as door, pytest.raises(RejectedError, match="shorten"):
-        door.add(5, reserve_bytes=1_001)
+    with GatedThread(total_bytes=1_000) as gated, pytest.raises(RejectedError, match="shorten"):
+        gated.add(5, reserve_bytes=1_001)
 
 
 def test_submissions_and_cancels_from_many_threads():
@@ -122,70 +122,70 @@ def test_submissions_and_cancels_from_many_threads():
         ended = []
         for turn in range(12):
             seed = 100 * number + turn
-            one = door.add(
+            one = gated.add(
                 rng.randrange(1, 2_000), rng.randrange(1, 40), seed=seed,
                 priority=rng.choice(list(Priority)), reserve_bytes=rng.randrange(900),
             )  # fmt: skip
             if rng.random() < 0.4:
                 one[0].cancelled.set()
-                door.thread.wake()
+                gated.thread.wake()
             ended.append(one)
             if rng.random() < 0.5:
                 one[2].get(timeout=60)
         return ended
 
-    with Door(total_bytes=1_000) as door:
+    with GatedThread(total_bytes=1_000) as gated:
         with ThreadPoolExecutor(8) as pool:
             served = [one for ended in pool.map(client, range(8)) for one in ended]
-        # Behind everything else: interactive ones go first, so background ends last.
-        while door.thread.waiting_count or door.thread.active_count:
-            door.thread.call(int).result(60)
-        door.thread.call(int).result(60)
+        # Interactive sequences go first, so a background one ends after all of them.
+        while gated.thread.waiting_count or gated.thread.active_count:
+            gated.thread.call(int).result(60)
+        gated.thread.call(int).result(60)
     for sequence, seen, _ in served:
         assert last_of(seen).reason is None or is_undisturbed(sequence, seen)
         assert sequence.cancelled.is_set() or last_of(seen).reason is not None
-    assert door.thread.budget.reserved_bytes == 0
+    assert gated.thread.budget.reserved_bytes == 0
 
 
 def test_blocked_sequence_is_polled_until_it_can_run():
-    looks = []
+    polls = []
 
     def is_blocked():
-        looks.append(1)
-        return len(looks) < 20
+        polls.append(1)
+        return len(polls) < 20
 
-    with Door() as door:
-        sequence, seen, done = door.add(5, is_blocked=is_blocked)
+    with GatedThread() as gated:
+        sequence, seen, done = gated.add(5, is_blocked=is_blocked)
         done.get(timeout=60)
         assert is_undisturbed(sequence, seen)
 
 
 def test_failed_iteration_ends_its_sequences_but_not_the_thread(monkeypatch):
-    with Door() as door:
+    with GatedThread() as gated:
         with monkeypatch.context() as broken:
             broken.setattr("node.engine.scheduler.next_move", lambda *_: 1 // 0)
-            _, seen, done = door.add(5)
+            _, seen, done = gated.add(5)
             done.get(timeout=60)
             assert isinstance(last_of(seen), Broke)
-        sequence, seen, done = door.add(5)
+        sequence, seen, done = gated.add(5)
         done.get(timeout=60)
         assert is_undisturbed(sequence, seen)
 
 
 def test_stop_ends_all_sequences_and_refuses_new_ones():
-    door = Door()
-    door.hold()
-    waiting = [door.add(5, 10_000, seed=n) for n in range(6)]
-    late = door.thread.call(lambda: "done")
-    stopping = threading.Thread(target=door.thread.stop)
+    gated = GatedThread()
+    gated.block()
+    waiting = [gated.add(5, 10_000, seed=n) for n in range(6)]
+    late = gated.thread.call(lambda: "done")
+    stopping = threading.Thread(target=gated.thread.stop)
     stopping.start()
-    while not door.thread._is_stopping:
+    while not gated.thread._is_stopping:
         pass
     with pytest.raises(RetryLaterError):
-        door.add(5)
+        gated.add(5)
     with pytest.raises(RetryLaterError):
-        door.thread.call(int)
-    door.gate.set()
+        gated.thread.call(int)
+    gated.gate.set()
     stopping.join(60)
 
     assert late.result(60) == "done"

@@ -21,7 +21,7 @@ from tests.support.tiny_models import ONE_LAYER, TOKENS, write_model
 SEEDS, SEEDS_NIGHTLY = 54, 200
 BATCH = 20
 LONG = 60
-STEADY = regex(f"[a-z ]{{{100 * LONG}}}")  # not over before all the other answers are
+STEADY = regex(f"[a-z ]{{{100 * LONG}}}")  # outlasts all other answers
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def together(bench, sequences):
     return [wait(events) for _, events in sequences]
 
 
-def watched(sequence):
-    """Return the list of events to come."""
+def collect_events(sequence):
+    """Return a list that collects the sequence's events."""
     emit, seen = sequence.emit, []
 
     def note(event):
@@ -86,8 +86,8 @@ def test_free_answers_are_unaffected_by_formatted_neighbours(bench, matcher_of):
             bench.make(prompt_of(40 + n, 9 + n), Sampling(max_tokens=2 * LONG, **more), **hooks)
             for n, (more, hooks) in enumerate(neighbours)
         ]
-        # All of the same lengths, so that batches are the same and only what is sampled differs.
-        seen = [watched(sequence) for sequence, _ in sequences]
+        # Equal lengths, so that batches are the same and only sampled tokens differ.
+        seen = [collect_events(sequence) for sequence, _ in sequences]
         out = together(bench, [*sequences, *beside])
         caches = [bench.bytes_of(sequence.cache) for sequence, _ in sequences]
         tops = [logprobs_of(events) for events in seen]
@@ -165,11 +165,11 @@ def test_cut_answer_has_max_tokens(bench, matcher_of):
 
 
 def test_log_probabilities_ignore_the_format(bench, matcher_of):
-    """Tokens that the format rules out keep their probability; the sampled may be improbable."""
+    """Excluded tokens keep their probability, so a sampled one may be improbable."""
     sampling = Sampling(max_tokens=1, logprobs=3)
     free, free_events = bench.make(prompt_of(12, 5), sampling)
     bound, bound_events = bench.make(prompt_of(12, 5), sampling, matcher=matcher_of(regex("[xyz]")))
-    seen = [watched(free), watched(bound)]
+    seen = [collect_events(free), collect_events(bound)]
     together(bench, [(free, free_events), (bound, bound_events)])
     (own,), (picked,) = map(logprobs_of, seen)
     assert own.alternatives == picked.alternatives

@@ -16,7 +16,7 @@ BACKGROUND = {"priority": Priority.BACKGROUND}
 
 
 def head(number, *, shared=SHARED, salt="tenant", **options):
-    """Return the head of a prompt whose first `shared` tokens are those of all others."""
+    """Return the head of a prompt whose first `shared` tokens all prompts share."""
     ids = [at if at < shared else number * 10_000 + at for at in range(PROMPT)]
     names = tuple(
         BlockHash(f"{salt} {ids[: (at + 1) * BLOCK_TOKENS]}".encode()) for at in range(BLOCKS)
@@ -25,13 +25,13 @@ def head(number, *, shared=SHARED, salt="tenant", **options):
 
 
 def add(rig, number, *, tokens=PROMPT, priority=Priority.INTERACTIVE, **options):
-    """Submit a prompt with such a head."""
+    """Submit a prompt with a shared head."""
     request = {"seed": number, "priority": priority, "reserve_bytes": TOKEN_BYTES * tokens}
     return rig.add(tokens, 4, head=head(number, **options), **request)
 
 
 def publish(sequence, tokens):
-    """Note, as a turn does, that so much can be read by others."""
+    """Record, as a turn does, how many tokens others can read."""
     sequence.head.published_tokens = tokens
 
 
@@ -91,7 +91,7 @@ def test_follower_takes_the_lead_when_the_lead_ends(end):
     if end == "cancelled":
         first.cancelled.set()
         rig.run(1)
-        assert rig.queue.running == []  # its turn is about to save what it computed
+        assert rig.queue.running == []  # its turn is about to save the computed tokens
         rig.scheduler.heads.end(first)
     else:
         first.cache.is_broken = True
@@ -160,7 +160,7 @@ def test_lead_inherits_urgency_of_its_followers():
     rig.run(1)
     at = slow.cache.tokens_count
     rig.run(1)
-    assert slow.cache.tokens_count == at, "it waits behind an interactive one"
+    assert slow.cache.tokens_count == at, "the lead waits behind an interactive one"
     urgent, _ = add(rig, 3)
     rig.run(3)
     assert slow.cache.tokens_count > at
@@ -186,7 +186,7 @@ def test_recurrent_lead_stops_at_the_end_of_the_shared_head():
     late, _ = add(rig, 3, shared=3_000, **states)
     rig.run(1)
     assert second in rig.queue.waiting
-    assert late in rig.queue.running, "no state was kept where it goes on"
+    assert late in rig.queue.running, "no state was kept where its head ends"
     publish(first, end)
     rig.run()
 

@@ -1,4 +1,4 @@
-"""A running turn moves: copied ahead, sealed in one write, hot on arrival."""
+"""Handover of a running turn: copied ahead, sealed in one write, hot on arrival."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import write_model
 
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than three blocks
-ANSWER_TOKENS = 340  # more than one more
+ANSWER_TOKENS = 340  # more than one further block
 PLACES = {"type": "array", "items": PLACE, "minItems": 4, "maxItems": 4}
 
 
@@ -57,12 +57,12 @@ def nodes(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def calm(nodes):
+def undisturbed(nodes):
     return ask(nodes[0], PROMPT, agent="calm", max_tokens=ANSWER_TOKENS, ignore_eos=True).text
 
 
 class Stream:
-    """A turn that is read as it goes, on the node's own loop."""
+    """A turn read while it is generated, on the node's own loop."""
 
     def __init__(
         self, service, agent, resume=None, epoch=1, after=None, output=None, prompt_options=None
@@ -85,12 +85,12 @@ class Stream:
                 self._seen.notify_all()
 
     def wait_for_token(self, number):
-        def is_there():
+        def has_token():
             return any(isinstance(e, Delta) and e.index >= number for e in self.events)
 
         async def wait():
             async with self._seen:
-                await self._seen.wait_for(is_there)
+                await self._seen.wait_for(has_token)
 
         asyncio.run_coroutine_threadsafe(wait(), self._service._loop).result(120)
 
@@ -120,7 +120,7 @@ def copy(source, target, offer):
 
 
 def copied_stream(source, target, agent, tokens=1, **more):
-    """Begin an answer, and copy what there is of its agent after so many tokens."""
+    """Begin an answer, and copy the agent's blocks after `tokens` tokens."""
     stream = Stream(source, agent, **more)
     stream.wait_for_token(tokens)
     copy(source, target, call(source, move_call(OfferMigration, target, agent), Offer))
@@ -142,7 +142,7 @@ def agent_at(service, agent):
     return service.node.resources.table.get((TENANT, AgentId(agent)))
 
 
-def test_running_turn_is_copied_incrementally_and_continues_hot(nodes, calm):
+def test_running_turn_is_copied_incrementally_and_continues_hot(nodes, undisturbed):
     a, b = nodes
     stream = Stream(a, "growing")
     stream.wait_for_token(1)
@@ -175,7 +175,7 @@ def test_running_turn_is_copied_incrementally_and_continues_hot(nodes, calm):
     on = Stream(b, "growing", handed.resume, epoch=2)
     finished = on.end()
     assert finished[0].cache is CacheTier.HOT
-    assert stream.text + on.text == calm
+    assert stream.text + on.text == undisturbed
 
 
 @pytest.mark.parametrize("tokens", sample([1, 33], 33))
@@ -198,7 +198,7 @@ def test_answer_moved_inside_an_object_still_fits_its_schema(nodes, tokens):
 
 @pytest.mark.nightly
 @one_class
-def test_aborted_move_frees_target_memory_and_source_continues(nodes, calm):
+def test_aborted_move_frees_target_memory_and_source_continues(nodes, undisturbed):
     a, b = nodes
     stream = copied_stream(a, b, "staying")
     assert b.node.moves.warm_up.size_bytes > 0
@@ -211,7 +211,7 @@ def test_aborted_move_frees_target_memory_and_source_continues(nodes, calm):
 
     on = Stream(a, "staying", stream.end()[-1].resume)
     on.end()
-    assert stream.text + on.text == calm
+    assert stream.text + on.text == undisturbed
 
 
 @one_class
@@ -235,7 +235,7 @@ def test_turn_waiting_for_memory_is_admitted_before_handover(nodes):
 
 @pytest.mark.nightly
 @one_class
-def test_abort_overtaking_the_seal_keeps_the_turn(nodes, calm):
+def test_abort_overtaking_the_seal_keeps_the_turn(nodes, undisturbed):
     a, b = nodes
     stream = Stream(a, "kept")
     stream.wait_for_token(1)
@@ -252,11 +252,11 @@ def test_abort_overtaking_the_seal_keeps_the_turn(nodes, calm):
     assert agent_at(a, "kept").saved.state is OwnerState.OWNED
     on = Stream(a, "kept", handed.resume)
     on.end()
-    assert stream.text + on.text == calm
+    assert stream.text + on.text == undisturbed
 
 
 @one_class
-def test_memory_pressure_drops_prewarmed_cache_but_not_the_move(nodes, calm):
+def test_memory_pressure_drops_prewarmed_cache_but_not_the_move(nodes, undisturbed):
     a, b = nodes
     stream = copied_stream(a, b, "squeezed")
 
@@ -269,7 +269,7 @@ def test_memory_pressure_drops_prewarmed_cache_but_not_the_move(nodes, calm):
     call(b, CommitMigration(move_of("squeezed"), a.node.name, sealed, 2), Committed)
     on = Stream(b, "squeezed", stream.end()[-1].resume, epoch=2)
     assert on.end()[0].cache is CacheTier.PEER
-    assert stream.text + on.text == calm
+    assert stream.text + on.text == undisturbed
 
 
 @one_class
@@ -291,19 +291,19 @@ def test_owner_with_a_lost_block_still_steps_down(nodes):
 
 
 @one_class
-def test_turn_sent_before_commit_continues_after_commit(nodes, calm):
+def test_turn_sent_before_commit_continues_after_commit(nodes, undisturbed):
     a, b = nodes
     stream = copied_stream(a, b, "ahead", tokens=5)
     sealed = call(a, move_call(SealAgent, b, "ahead"), Offer)
     handed = stream.end()[-1]
     on = Stream(b, "ahead", handed.resume, epoch=2, after=move_of("ahead"))
     wait_for_early_turn(b)
-    assert agent_at(b, "ahead") is None, "it is not taken for a new agent"
+    assert agent_at(b, "ahead") is None, "the turn starts no new agent"
 
     call(b, CommitMigration(move_of("ahead"), a.node.name, sealed, 2), Committed)
     assert on.end()[0].cache is CacheTier.HOT
-    assert stream.text + on.text == calm
-    # Committed before the turn came: nothing to wait for.
+    assert stream.text + on.text == undisturbed
+    # If the commit came before the turn, the turn does not wait.
     again = Stream(b, "ahead", epoch=2, after=move_of("ahead"))
     assert isinstance(again.end()[-1], Finished)
 
@@ -329,7 +329,7 @@ def test_turn_sent_before_an_aborted_move_is_refused_as_retry_elsewhere(nodes):
 
 @contextmanager
 def full_threads(*services):
-    """Fill all the threads that other work may fill."""
+    """Fill all threads that other work may use."""
     over = threading.Event()
     workers = [each.node.resources.workers for each in services]
     pools = [pool for each in workers for pool in (each._workers, each._fetchers)]
@@ -343,7 +343,7 @@ def full_threads(*services):
 
 
 @one_class
-def test_handover_does_not_wait_for_busy_worker_threads(nodes, calm, monkeypatch):
+def test_handover_does_not_wait_for_busy_worker_threads(nodes, undisturbed, monkeypatch):
     a, b = nodes
     stream, calls = copied_stream(a, b, "hasty", tokens=5), []
     for service in nodes:
@@ -360,7 +360,7 @@ def test_handover_does_not_wait_for_busy_worker_threads(nodes, calm, monkeypatch
         on.wait_for_token(len(handed.resume.answer_ids) + 2)
         assert not b.node.resources.engine.moving.are_coming
     assert on.end()[0].cache is CacheTier.HOT
-    assert stream.text + on.text == calm
+    assert stream.text + on.text == undisturbed
     assert calls[:2] == [(a, "begin_pause"), (a, "end_pause")]
     assert next(name for service, name in calls if service is b) == "begin_pause"
     assert calls[-1] == (b, "end_pause"), [(s is b, n) for s, n in calls]

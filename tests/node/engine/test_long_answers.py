@@ -44,7 +44,7 @@ def grown_bytes(tokens_count):
 
 
 def options_of(room_tokens=ROOM_TOKENS):
-    """Reserve so much; the answer may grow to any number of blocks."""
+    """Reserve `room_tokens`; the answer may grow to any number of blocks."""
     return {
         "reserve_bytes": grown_bytes(room_tokens),
         "room_tokens": room_tokens,
@@ -59,42 +59,44 @@ def add(rig, answer_tokens, **options):
 
 def resume(rig, sequence, ended):
     """Resume an answer that was handed over, as the router does."""
-    left = sequence.input.sampling.max_tokens - len(ended.answer_ids)
-    known = sequence.input.prompt + ended.answer_ids
-    room_tokens = -(-(len(known) + 2) // BLOCK_TOKENS) * BLOCK_TOKENS
-    again, events = make_sequence(4, left, seed=sequence.input.seed, **options_of(room_tokens))
-    again.input = replace(again.input, prompt=known)
+    tokens_left = sequence.input.sampling.max_tokens - len(ended.answer_ids)
+    fed_ids = sequence.input.prompt + ended.answer_ids
+    room_tokens = -(-(len(fed_ids) + 2) // BLOCK_TOKENS) * BLOCK_TOKENS
+    again, events = make_sequence(
+        4, tokens_left, seed=sequence.input.seed, **options_of(room_tokens)
+    )
+    again.input = replace(again.input, prompt=fed_ids)
     rig.scheduler.add(again)
     return again, events
 
 
 def run_within_budget(rig, turns):
-    """Run to the end; return the answers, and how often one was handed over."""
-    handed, going = 0, dict(enumerate(turns))
-    answers = dict.fromkeys(going, ())
+    """Run to the end; return the answers and the number of handovers."""
+    handovers, unfinished = 0, dict(enumerate(turns))
+    answers = dict.fromkeys(unfinished, ())
     for _ in range(50_000):
         if not any(rig.queue):
-            return answers, handed
+            return answers, handovers
         rig.scheduler.iterate()
-        held = sum(sequence.cache.size_bytes for sequence in rig.queue)
-        assert held <= rig.budget.reserved_bytes <= rig.budget.total_bytes
-        for number, (sequence, events) in list(going.items()):
+        used_bytes = sum(sequence.cache.size_bytes for sequence in rig.queue)
+        assert used_bytes <= rig.budget.reserved_bytes <= rig.budget.total_bytes
+        for number, (sequence, events) in list(unfinished.items()):
             if not (events and isinstance(events[-1], Ended | Broke)):
                 continue
             ended = last_of(events)
             answers[number] += tuple(ended.answer_ids)
-            del going[number]
+            del unfinished[number]
             if ended.is_handover:
-                handed += 1
-                known = sequence.input.prompt + ended.answer_ids
-                # Before its first step, its last token is not in the cache yet. A background prompt
-                # may have given its memory to an interactive one before it was whole.
-                whole = known if ended.answer_ids else known[:-1]
+                handovers += 1
+                fed_ids = sequence.input.prompt + ended.answer_ids
+                # Before the first step, the last token is not in the cache yet. A background prompt
+                # may be preempted before it is computed to its end.
+                whole = fed_ids if ended.answer_ids else fed_ids[:-1]
                 is_whole = bool(ended.answer_ids) or sequence.is_urgent
                 count = len(whole) if is_whole else len(sequence.cache.tokens)
                 assert sequence.cache.tokens == whole[:count]
-                going[number] = resume(rig, sequence, ended)
-    pytest.fail("something never ended")
+                unfinished[number] = resume(rig, sequence, ended)
+    pytest.fail("some sequence never ended")
 
 
 def expected_answers(turns):
@@ -214,21 +216,24 @@ def small_service(model, small_bytes, tmp_path):
 
 @pytest.mark.nightly
 def test_long_answers_of_a_node_stay_within_its_memory_budget(small_service, small_bytes, alone):
-    engine, over = small_service.node.resources.engine.engine, []
+    engine, excesses = small_service.node.resources.engine.engine, []
     queue, launch = small_service.node.resources.engine._queue, engine.launch
 
-    def watched(slots):
+    def launch_and_check(slots):
         launch(slots)
-        held = sum(sequence.cache.size_bytes for sequence in queue)
-        if held > small_service.node.resources.engine.budget.reserved_bytes or held > small_bytes:
-            over.append(held)
+        used_bytes = sum(sequence.cache.size_bytes for sequence in queue)
+        if (
+            used_bytes > small_service.node.resources.engine.budget.reserved_bytes
+            or used_bytes > small_bytes
+        ):
+            excesses.append(used_bytes)
 
-    engine.launch = watched
-    assert both(small_service) == alone
-    assert not over
+    engine.launch = launch_and_check
+    assert run_both(small_service) == alone
+    assert not excesses
 
 
-def both(service, between=lambda _: None):
+def run_both(service, between=lambda _: None):
     """Run two agents' answers at once to their ends; call `between` at each hand-over."""
     handed = []
 
@@ -247,7 +252,7 @@ def both(service, between=lambda _: None):
 
 
 def begin(service, name, prompt, max_tokens, resume=None):
-    """Ask for one turn; return the future of its events."""
+    """Begin one turn; return the future of its events."""
     request = GenerateRequest(
         OperationId(f"turn-{name}-{prompt}"), TENANT, identity_of(name),
         Sampling(max_tokens=max_tokens, ignore_eos=True), prompt=prompt, epoch=1, resume=resume,
@@ -260,7 +265,7 @@ def begin(service, name, prompt, max_tokens, resume=None):
     return asyncio.run_coroutine_threadsafe(read(), service._loop)
 
 
-def until(holds):
+def wait_until(holds):
     end_s = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end_s
@@ -272,13 +277,13 @@ def test_turn_arriving_between_handovers_waits_for_the_answer(small_service, alo
     """It waits for that answer's end, as it would with enough memory."""
     service, early_turns = small_service, []
 
-    def come_in_between(name):
+    def begin_early_turn(name):
         if not early_turns:
             agent = service.node.resources.table.get((TENANT, identity_of(name).agent))
             early_turns.append(begin(service, name, "and then", 8))
-            until(lambda: agent.waiting_count or early_turns[0].done())
+            wait_until(lambda: agent.waiting_count or early_turns[0].done())
 
-    texts = both(service, come_in_between)
+    texts = run_both(service, begin_early_turn)
     assert early_turns
     assert texts == alone
     assert isinstance(early_turns[0].result(240)[-1], Finished)
@@ -297,7 +302,7 @@ def test_abandoned_handover_does_not_block_later_turns(small_service, monkeypatc
         raise LeftError
 
     with suppress(LeftError):
-        both(small_service, leave)
+        run_both(small_service, leave)
     reply = ask(small_service, "and then", agent=left[0], max_tokens=8, ignore_eos=True)
     assert isinstance(reply.events[-1], Finished)
 
@@ -306,7 +311,7 @@ def test_abandoned_handover_does_not_block_later_turns(small_service, monkeypatc
 def test_full_queues_do_not_refuse_resumed_answers(small_service, alone):
     node = small_service.node
 
-    def fill_lines(name):
+    def fill_queues(name):
         agent = node.resources.table.get((TENANT, identity_of(name).agent))
         change(small_service, agent, waiting_count=AGENT_TURNS_WAITING_MAX)
         node.resources.engine._waiting_max = 0
@@ -314,7 +319,7 @@ def test_full_queues_do_not_refuse_resumed_answers(small_service, alone):
             with pytest.raises(OverloadedError):
                 begin(small_service, other, "and then", 8).result(60)
 
-    assert both(small_service, fill_lines) == alone
+    assert run_both(small_service, fill_queues) == alone
 
 
 def follow(service, name, on_handed):

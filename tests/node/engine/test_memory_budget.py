@@ -31,7 +31,7 @@ def test_idle_caches_dropped_immediately_make_room():
     assert one.grow(50)
     assert requests == [30]
     assert (budget.reserved_bytes, budget.idle_bytes) == (50, 50)
-    assert one.grow(40)  # it has them
+    assert one.grow(40)  # already reserved
     assert not Reservation(budget).grow(101)
     one.release()
     one.release()
@@ -45,7 +45,7 @@ def test_idle_caches_dropped_later_by_another_thread_make_room():
     one = Reservation(budget)
 
     assert not one.grow(50)
-    assert not one.grow(50)  # one question at a time
+    assert not one.grow(50)  # one request for room at a time
     assert requests == [30]
     owner = threading.Thread(target=budget.set_idle, args=(50,))
     owner.start()
@@ -85,7 +85,7 @@ def test_counted_memory_may_exceed_the_budget():
 
     assert budget.reserved_bytes == 120
     assert budget.claimable_bytes == -20
-    assert one.grow(90)  # it has them
+    assert one.grow(90)  # already reserved
     assert not two.grow(31)
 
 

@@ -47,7 +47,7 @@ def test_prefill_hold_for_a_move_is_bounded(rig):
     rig.moving.begin_pause(MOVE)
     rig.clock.now_s += PREFILL_HOLD_S - 0.01
     assert not rig.scheduler.iterate()
-    rig.moving.begin_pause(MOVE)  # asked again
+    rig.moving.begin_pause(MOVE)  # repeated
     rig.clock.now_s += 0.02
     assert rig.scheduler.iterate()
 
@@ -61,13 +61,13 @@ def test_preemption_that_admits_no_sequence_leaves_the_engine_idle():
     rig.budget.set_idle(75)
     waiting, _ = rig.add(500, tenant="b", reserve_bytes=20)
     rig.moving.begin_pause(MOVE)
-    assert not rig.scheduler.iterate(), "all is as before: nothing is to be done again at once"
+    assert not rig.scheduler.iterate(), "nothing changed, so the engine may idle"
     assert waiting in rig.queue.waiting
     assert len(rig.queue.running) == 2
 
 
 def test_prefill_progresses_despite_endless_moves(rig):
-    """Moves without end hold a prompt for their limit, then let a short chunk of it pass."""
+    """Endless moves hold a prompt up to the limit, then let one short chunk run."""
     prompt, events = rig.add(16_000, answer_tokens=2)
     rig.run(2)
     last_s, at = rig.clock.now_s, len(chunks(rig))
@@ -90,7 +90,7 @@ def test_arriving_stream_is_not_held_and_gets_a_slot_first():
     rig.add(16_000)
     rig.add(5, answer_tokens=4)
     rig.run(1)
-    later, _ = rig.add(5, seed=2)  # waits for a place
+    later, _ = rig.add(5, seed=2)  # waits for a slot
     before = Resumption((7, 8), 9, (), 3)
     moved, events = rig.add(2_000, seed=3, cached=1_990, resumed=before, answer_ids=[7, 8])
     rig.moving.begin_pause(MOVE)
@@ -100,7 +100,7 @@ def test_arriving_stream_is_not_held_and_gets_a_slot_first():
             rig.scheduler.iterate()
 
     assert isinstance(events[0], Started)
-    assert later in rig.queue.waiting, "it came first, but has no client reading it yet"
+    assert later in rig.queue.waiting, "it arrived first, but no client reads it yet"
     assert len(chunks(rig)) == at + 1 == at + len(chunks(rig, moved.cache))
 
 

@@ -19,7 +19,7 @@ SEEDED = Sampling(
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Run an engine thread that has one place; exact chunks, so that bytes can be compared."""
+    """Run an engine thread with one slot; exact chunks, so that bytes can be compared."""
     folder = write_model(tmp_path_factory.mktemp("models") / "llama", ONE_LAYER)
     rig = Bench(folder, exact_chunks=True, active_max=1)
     yield rig
@@ -41,7 +41,7 @@ def interrupt(bench: Bench, sequence: Sequence, at: str) -> Events:
 def test_preempted_sequence_is_bit_equal_to_an_undisturbed_one(
     narrow: Bench, at: str, sampling: Sampling
 ) -> None:
-    """Tokens and cache bytes are the same, and the other one really went first."""
+    """Tokens and cache bytes are the same, and the interactive sequence ran first."""
     prompt = prompt_of(600, 1)
     whole, whole_events = narrow.submit(prompt, sampling)
     want = ended(whole_events).answer_ids

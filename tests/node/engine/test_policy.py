@@ -43,7 +43,7 @@ def background(needs_bytes=0, **fields):
 
 
 def holder(size_bytes):
-    """A background sequence that has its memory."""
+    """Return a background sequence that holds memory."""
     return Item(is_urgent=False, reserve_bytes=size_bytes)
 
 
@@ -76,7 +76,7 @@ def test_small_request_overtakes_one_waiting_for_memory_a_few_times():
     room = Capacity(slots=8, paused=8, memory_bytes=100)
 
     assert next_move([big, small], [], [], room) == Start(small, passed=(big,))
-    assert next_move([big, warm], [], [], room) == Start(warm)  # takes no memory from it
+    assert next_move([big, warm], [], [], room) == Start(warm)  # needs no memory
     big.passed_count = ADMISSION_PASSES_MAX
     assert next_move([big, small], [], [], room) is None
     assert next_move([big, small], [paused := background()], [], room) == Start(paused)

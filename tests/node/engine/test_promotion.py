@@ -12,14 +12,14 @@ LONG, URGENT = 30_000, 3_000
 
 
 class Traffic:
-    """Interactive prompts that never cease; each may arrive while the last chunk is computed."""
+    """Endless interactive prompts; each may arrive while the last chunk is computed."""
 
     def __init__(self, rig, at_once):
         self.rig = rig
         self.spans = {}  # by interactive sequence: the log from its arrival to its first token
         self._at_once = at_once
-        self._background = set()  # caches
-        self._began = 0  # of the last iteration, in the log
+        self._background = set()  # their caches
+        self._began = 0  # the log's length before the last iteration
 
     def add_background(self, tokens, **fields):
         sequence, events = self.rig.add(tokens, **BACKGROUND, **fields)
@@ -33,21 +33,23 @@ class Traffic:
         self.rig.scheduler.iterate()
 
     def _add(self):
-        came = self._began
+        arrival = self._began
 
         def note(event):
             if isinstance(event, Produced) and self.spans[sequence][1] is None:
-                self.spans[sequence] = came, len(self.rig.engine.log)
+                self.spans[sequence] = arrival, len(self.rig.engine.log)
 
         sequence, _ = self.rig.add(URGENT, 2, seed=len(self.spans), emit=note)
-        self.spans[sequence] = came, None
+        self.spans[sequence] = arrival, None
 
     def most_delays(self):
         """Return the most chunks of background prompts that one interactive prompt waited for."""
         log = self.rig.engine.log
         return max(
-            sum(entry[0] == "prefill" and entry[1] in self._background for entry in log[came:end])
-            for came, end in self.spans.values()
+            sum(
+                entry[0] == "prefill" and entry[1] in self._background for entry in log[arrival:end]
+            )
+            for arrival, end in self.spans.values()
         )
 
 
@@ -62,7 +64,7 @@ def test_a_starved_prompt_progresses_and_delays_each_turn_by_one_chunk(active_ma
         if any(isinstance(event, Ended) for event in events):
             break
 
-    assert is_undisturbed(slow, events), "it is not starved"
+    assert is_undisturbed(slow, events), "the starved prompt completed"
     assert traffic.most_delays() == 1
     assert rig.clock.now_s > BACKGROUND_WAIT_S_MAX
 
@@ -105,8 +107,8 @@ def test_a_promoted_sequence_takes_no_slot_that_becomes_free():
         rig.scheduler.iterate()
     rig.run(3)
 
-    assert any(isinstance(event, Produced) for event in events), "at once, in the free slot"
-    assert slow in rig.queue.running, "beside it"
+    assert any(isinstance(event, Produced) for event in events), "it takes the free slot at once"
+    assert slow in rig.queue.running, "the promoted one keeps running"
 
 
 def test_a_promoted_sequence_gives_its_memory_to_an_interactive_one():
@@ -138,7 +140,7 @@ def test_a_promoted_sequence_takes_no_memory_that_an_interactive_one_lacks():
 
 
 def test_a_promoted_sequence_keeps_memory_that_no_interactive_one_could_use_yet():
-    """That one waits for a slot, and gets memory with it."""
+    """The interactive one waits for a slot, and gets memory with it."""
     rig = SchedulerRig(active_max=1, total_bytes=TOKEN_BYTES * 12_000)
     running, _ = rig.add(3_000, answer_tokens=300, reserve_bytes=TOKEN_BYTES * 4_000)
     rig.run(5)

@@ -19,7 +19,7 @@ PLAN = plan_memory(MachineMemory(16 * GIB, 11 * GIB, 499_000), weights_bytes("re
 
 
 class Calls(list):
-    """The calls of MLX, in order."""
+    """Recorded calls to MLX, in order."""
 
     def note(self, name):
         return lambda *arguments, **_: self.append((name, *arguments))
@@ -43,7 +43,7 @@ def calls(monkeypatch):
 def test_gpu_memory_and_pool_limits_are_set_before_loading(calls, monkeypatch, here):
     monkeypatch.setattr(backend, "current", lambda: here)
     monkeypatch.setattr("node.mlx.loaded_model.load", calls.note("load"))
-    with pytest.raises(FatalError):  # nothing was loaded
+    with pytest.raises(FatalError):  # no model was loaded
         load_model("recall", memory=PLAN)
 
     names = [call for call in calls if call[0] != "load"]

@@ -19,7 +19,7 @@ class Waiting:
 
 
 def flood(queued, tenant, priority=Priority.INTERACTIVE, places=PLACES, attempts_count=1_000):
-    """Submit that many turns of a tenant; return how many were accepted."""
+    """Submit turns of a tenant; return how many were accepted."""
     before = len(queued)
     for _ in range(attempts_count):
         if refusal(queued, tenant, priority, places) is None:
@@ -61,7 +61,7 @@ def test_background_share_is_bounded_and_split_between_tenants():
 
 
 def flooded_rig(long_prompts=40, slots=4):
-    """Let bob have more long turns than there are places, all of them waiting or running."""
+    """Return a rig where bob has more long turns than slots, all waiting or running."""
     rig = SchedulerRig(active_max=slots, tokens_per_s=1_000)
     bobs = [rig.add(3_000, 400, seed=n, tenant="bob") for n in range(long_prompts)]
     rig.run(30)
@@ -76,7 +76,7 @@ def test_tenant_is_answered_during_a_flood_of_long_turns():
         rig.run(1)
     last_of(events)
     assert is_undisturbed(alice, events)
-    assert rig.clock.now_s - before_s < 30  # her own prompt takes 0.6 s, and each chunk of his 0.5
+    assert rig.clock.now_s - before_s < 30  # her prompt takes 0.6 s, and each of his chunks 0.5 s
     assert len(rig.queue.running) == 4
     rig.run(9_999)
     assert all(is_undisturbed(*bob) for bob in bobs[:4])
@@ -91,7 +91,7 @@ def test_tenants_share_slots_evenly_without_thrashing():
         rig.run(1)
         active.append({id(sequence) for sequence in rig.queue.running})
     assert sorted(s.tenant for s in rig.queue.running) == ["alice"] * 3 + ["bob"] * 3
-    assert len({frozenset(ids) for ids in active[-10:]}) == 1  # no sequence is paused to and fro
+    assert len({frozenset(ids) for ids in active[-10:]}) == 1  # no sequence is paused repeatedly
 
 
 def test_tenants_alternate_on_a_single_slot():
@@ -100,7 +100,7 @@ def test_tenants_alternate_on_a_single_slot():
     bobs = [rig.add(100, 20, seed=n, tenant="bob") for n in range(12)]
     rig.run(3)
     ended = []
-    for n in range(4):  # she asks again whenever she is answered
+    for n in range(4):  # she sends a turn after each answer
         alice = rig.add(100, 20, seed=100 + n, tenant="alice")
         while not alice[1] or not isinstance(alice[1][-1], Ended):
             assert any(rig.queue)

@@ -61,7 +61,7 @@ def test_warm_requests_do_not_starve_a_long_prompt():
         rig.add(300, 1, seed=turn)
         rig.run(1)
 
-    # Its first chunk came before any of the others, and then one after every full streak.
+    # Its first chunk precedes all others; then one follows every full streak.
     chunks = [entry for entry in rig.engine.log if entry[:2] == ("prefill", long.cache)]
     assert len(chunks) == 3
 
@@ -264,7 +264,7 @@ def test_cancelled_sequences_end_once_and_others_are_unchanged(seed, launch_wait
         before = [len(events) for _, events in added]
         rig.scheduler.iterate()
         for (sequence, events), count in zip(added, before, strict=True):
-            if sequence.cancelled.is_set():  # within one iteration, and then silence
+            if sequence.cancelled.is_set():  # within one iteration, and no event follows
                 assert isinstance(events[-1], Ended)
                 assert len(events) <= count + 1
     rig.run()

@@ -24,7 +24,7 @@ def end_of(*texts, always=True, has_calls=False, behind=0):
         (("It", "\n", " is", "\n"), 3),
         (("It", " is.\n"), 1),  # the text ends within it
         (("It", "\n", " is.\n", "\n"), 2),
-        (("It", " is.", "", "\n"), 2),  # a lone blank is nothing to some tokenizers
+        (("It", " is.", "", "\n"), 2),  # some tokenizers drop a lone blank
         (("It", "\n", "\N{REPLACEMENT CHARACTER}"), None),  # half of a character
         (("\n",), 0),
     ],

@@ -1,4 +1,4 @@
-"""Refusals, hang-ups and crowds between claim and engine, and their cost to the agent."""
+"""Refusals, hang-ups and bursts between claim and engine, and their effect on the agent."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ def agent_of(service, name):
 
 
 def text_of_tokens(service, begins, count):
-    """Return a raw prompt that begins so and has `count` tokens."""
+    """Return a raw prompt of `count` tokens that begins with `begins`."""
     text = begins
     while len(service.node.resources.tokenizer.encode(text).ids) < count:
         text += "x"
@@ -48,7 +48,7 @@ def text_of_tokens(service, begins, count):
     return text
 
 
-def refused(service, *arguments, **options):
+def expect_refusal(service, *arguments, **options):
     with pytest.raises(OverloadedError):
         ask(service, *arguments, **options)
 
@@ -58,7 +58,7 @@ def test_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
     foreign = text_of_tokens(service, "another conversation. " + WORDS * 8, 600)
     ask(service, foreign, agent="bob", **BRIEF)
     own = text_of_tokens(service, "her own. " + WORDS * 8, 508)
-    calm = ask(service, own, agent="calm", **BRIEF)
+    undisturbed = ask(service, own, agent="calm", **BRIEF)
     first = ask(service, own, agent="alice", **BRIEF)
     alice = agent_of(service, "alice")
     assert alice.manifest.tokens_count == 512
@@ -66,7 +66,7 @@ def test_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(service.node.resources.engine, "submit", _refuse)
-        refused(service, foreign, agent="alice", **BRIEF)
+        expect_refusal(service, foreign, agent="alice", **BRIEF)
     assert alice.cache is cache
     assert cache.tokens_count == 512
 
@@ -74,8 +74,10 @@ def test_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
     again = ask(service, longer, agent="alice", **BRIEF)
     assert again.admitted.cache is CacheTier.HOT
     assert again.admitted.cached_tokens >= 508
-    assert again.text == ask(service, own + calm.text + " and then", agent="calm", **BRIEF).text
-    # What was saved under the names of her tokens is what they are.
+    assert (
+        again.text == ask(service, own + undisturbed.text + " and then", agent="calm", **BRIEF).text
+    )
+    # Blocks saved under the names of her tokens hold those tokens.
     call(service, Flush(drop_hot=True), Done)
     assert ask(service, longer, agent="third", **BRIEF).text == again.text
 
@@ -85,18 +87,18 @@ def test_unsaved_cache_survives_a_refused_turn(service, monkeypatch):
     own = WORDS * 6
     first = ask(service, own, agent="unsaved", **BRIEF)
     agent = agent_of(service, "unsaved")
-    change(service, agent, is_durable=False, saved=None)  # as after a disk that refused
+    change(service, agent, is_durable=False, saved=None)  # as if the disk had refused it
     cache, count = agent.cache, agent.manifest.tokens_count
 
     with monkeypatch.context() as patch:
         patch.setattr(service.node.resources.engine, "submit", _refuse)
         for prompt in (own[:200] + "otherwise", own, "nothing in common"):
-            refused(service, prompt, agent="unsaved", **BRIEF)
+            expect_refusal(service, prompt, agent="unsaved", **BRIEF)
     assert agent.cache is cache
     assert cache.tokens_count == count
     again = ask(service, own + first.text + " then", agent="unsaved", **BRIEF)
     assert again.admitted.cache is CacheTier.HOT
-    # All but the answer, whose tokens may not be what its text encodes to.
+    # The answer's text may encode to other tokens than those sampled.
     assert again.admitted.cached_tokens >= count - BRIEF["max_tokens"]
 
 
@@ -106,9 +108,9 @@ def _refuse(*_):
 
 
 def test_already_admitted_turn_is_never_refused_by_a_full_queue(service, monkeypatch):
-    """Its client was already promised an answer, and has received nothing since."""
+    """Its client was already promised an answer, and is still waiting for it."""
     monkeypatch.setattr(service.node.resources.engine, "_waiting_max", 0)
-    refused(service, WORDS, agent="newcomer", **BRIEF)
+    expect_refusal(service, WORDS, agent="newcomer", **BRIEF)
 
     assert ask(service, WORDS, agent="given back", was_admitted=True, **BRIEF).text
 
@@ -160,22 +162,22 @@ class Caches:
         scheduler = service.node.resources.engine._scheduler
         new_cache, iterate = engine.new_cache, scheduler.iterate
 
-        def counting(tokens):
+        def new_measured_cache(tokens):
             cache = new_cache(tokens)
             self._alive.add(cache)
             self.made += 1
-            self.look()
+            self.measure()
             return cache
 
-        def looking():
+        def iterate_and_measure():
             did = iterate()
-            self.look()
+            self.measure()
             return did
 
-        monkeypatch.setattr(engine, "new_cache", counting)
-        monkeypatch.setattr(scheduler, "iterate", looking)
+        monkeypatch.setattr(engine, "new_cache", new_measured_cache)
+        monkeypatch.setattr(scheduler, "iterate", iterate_and_measure)
 
-    def look(self):
+    def measure(self):
         held_bytes = sum(cache.size_bytes for cache in list(self._alive))
         self.peak_bytes = max(self.peak_bytes, held_bytes)
 
@@ -197,10 +199,10 @@ def test_many_agents_returning_at_once_stay_within_memory(model, tmp_path, monke
             prompt = prompts[name] + answers[name] + " go on"
             return [e async for e in service.node.turns.serve(request(name, prompt))]
 
-        async def crowd():
+        async def run_all_turns():
             return await asyncio.gather(*(turn(name) for name in prompts))
 
-        replies = on_loop(service, crowd())
+        replies = on_loop(service, run_all_turns())
         assert all(events[0].cache is CacheTier.DISK for events in replies)
         assert all(events[-1].event == "finished" for events in replies)
         assert caches.made >= len(prompts)
@@ -261,7 +263,7 @@ def test_hang_up_after_loading_a_shared_prefix_keeps_the_own_cache(service, monk
     foreign = text_of_tokens(service, "one more. " + WORDS * 8, 513)
     ask(service, foreign, agent="bert", **BRIEF)
     own = text_of_tokens(service, "his own. " + WORDS * 8, 508)
-    calm = ask(service, own, agent="calmer", **BRIEF)
+    undisturbed = ask(service, own, agent="calmer", **BRIEF)
     first = ask(service, own, agent="carl", **BRIEF)
     carl, loads = agent_of(service, "carl"), []
     assert carl.manifest.tokens_count == 512
@@ -269,7 +271,7 @@ def test_hang_up_after_loading_a_shared_prefix_keeps_the_own_cache(service, monk
     def read(*arguments, cancel=None, **options):
         layout = load_layout(*arguments, cancel=cancel, **options)
         loads.append(layout.tokens_count)
-        carl.turn._sequence.cancelled.set()  # the engine sees it before the turn continues
+        carl.turn._sequence.cancelled.set()  # the engine reads it before the turn continues
         return layout
 
     async def scenario():
@@ -281,7 +283,10 @@ def test_hang_up_after_loading_a_shared_prefix_keeps_the_own_cache(service, monk
     assert loads == [512]
     again = ask(service, own + first.text + " and then", agent="carl", **BRIEF)
     assert again.admitted.cached_tokens >= 508
-    assert again.text == ask(service, own + calm.text + " and then", agent="calmer", **BRIEF).text
+    assert (
+        again.text
+        == ask(service, own + undisturbed.text + " and then", agent="calmer", **BRIEF).text
+    )
 
 
 def test_hang_up_of_a_queued_turn_leaves_the_agent_queue(service):

@@ -21,8 +21,8 @@ class Chunks:
 
     def __init__(self, bench: Bench) -> None:
         engine = bench.thread.call(lambda: bench.thread.engine).result()
-        self.caches: list[ResidentCache] = []  # one for each chunk, when it begins
-        self.arrival: tuple[int, Sequence] | None = None  # during this chunk
+        self.caches: list[ResidentCache] = []  # of each chunk, in order of their starts
+        self.arrival: tuple[int, Sequence] | None = None  # the chunk's number, and the arrival
         compute = engine.prefill
 
         def prefill(cache: ResidentCache, tokens: list[int]) -> None:
@@ -42,7 +42,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def chunks_before_answer(bench: Bench, chunks: Chunks, urgent: Sequence, others: list[Sequence]):
-    """Submit the others; return the chunks of theirs begun between the arrival and its token."""
+    """Submit `others`; return a list for the number of chunks begun by urgent's first token."""
     seen: list[int] = []
     emit = urgent.emit
 
@@ -74,25 +74,25 @@ def test_an_interactive_prompt_waits_for_the_chunk_being_computed(
     ended(urgent_events)
     meanwhile = chunks.caches[3 : seen[0]]
 
-    assert all(cache is urgent.cache for cache in meanwhile), "none of a background one"
+    assert all(cache is urgent.cache for cache in meanwhile), "no background chunk ran"
     assert len(meanwhile) >= 1
     for _, events in slow:
         assert len(ended(events).answer_ids) == GREEDY.max_tokens
 
 
 def test_an_interactive_prompt_takes_the_memory_of_a_background_one(bench: Bench) -> None:
-    """Which is handed over, to be computed later."""
+    """The background prompt is handed over, and computed later."""
     bench.thread.budget.resize(ROW_BYTES * (LONG + 512))
     chunks = Chunks(bench)
     slow, slow_events = with_memory(bench, LONG, 1, priority=BACKGROUND)
     urgent, urgent_events = with_memory(bench, SHORT, 99)
     seen = chunks_before_answer(bench, chunks, urgent, [slow])
     assert len(ended(urgent_events).answer_ids) == GREEDY.max_tokens
-    given = ended(slow_events)
+    preempted = ended(slow_events)
 
     assert all(cache is urgent.cache for cache in chunks.caches[3 : seen[0]])
-    assert given.is_handover
-    assert given.is_preempted
+    assert preempted.is_handover
+    assert preempted.is_preempted
 
 
 def test_interactive_prompts_take_no_memory_of_each_other(

@@ -17,12 +17,12 @@ PROMPT = 9_000  # of several chunks
 
 def started(rig, count):
     """Return the tenants of the next turns to start, in order, as running ones end."""
-    order, known = [], set(map(id, rig.queue.running))
+    order, started_ids = [], set(map(id, rig.queue.running))
     while len(order) < count:
         rig.scheduler.iterate()
         for sequence in rig.queue.running:
-            if id(sequence) not in known:
-                known.add(id(sequence))
+            if id(sequence) not in started_ids:
+                started_ids.add(id(sequence))
                 order.append(sequence.tenant)
     return order
 
@@ -44,11 +44,11 @@ def test_chunks_are_shared_by_weight(weight):
     order = chunk_tenants(rig, 12)
 
     assert order.count("a") == weight * order.count("b")
-    assert set(order[:2]) == {"a", "b"}, "neither waits for all of the other's part"
+    assert set(order[:2]) == {"a", "b"}, "neither waits for the other's whole share"
 
 
 def test_slots_are_shared_by_weight():
-    """Of four slots, a tenant with three times the weight gets three, in any order of arrival."""
+    """A tenant with three times the weight gets three of four slots, in any order of arrival."""
     rig = SchedulerRig(active_max=4)
     for number in range(6):
         rig.add(3, answer_tokens=500, tenant="b", seed=number)
@@ -86,11 +86,11 @@ def test_weight_counts_among_background_prompts_too():
 def test_a_request_brings_its_tenants_weight_to_the_engine(tmp_path, monkeypatch):
     weights, add = {}, Scheduler.add
 
-    def noted(scheduler, sequence):
+    def add_and_record(scheduler, sequence):
         weights[sequence.tenant] = sequence.weight
         add(scheduler, sequence)
 
-    monkeypatch.setattr(Scheduler, "add", noted)
+    monkeypatch.setattr(Scheduler, "add", add_and_record)
     heavy = replace(request_of(0), tenant=TenantId("a"), weight=3.0)
     light = replace(request_of(1), tenant=TenantId("b"))
     with running(tmp_path, str(write_model(tmp_path / "model", ONE_LAYER))) as service:

@@ -44,7 +44,7 @@ def kinds(report: dict, *, but: tuple[str, ...] = ("note",)) -> list[str]:
 
 
 def recover_folder(root) -> tuple[dict[str, int], list[str]]:
-    """Start the disk tier as a node does; return agents' lengths and what contradicts itself."""
+    """Start the disk tier as a node does; return agents' lengths and inconsistencies."""
     with opened(root) as disk:
         disk.recover()
         blocks = BlockStore(disk, MIXED, FINGERPRINT)
@@ -104,7 +104,7 @@ def open_to_all(*paths) -> None:
 
 
 DAMAGED = ["damaged block", "short record"]
-# What is done to the folder; the kinds of findings; tokens left of alice's 300 and bob's 2.
+# The damage; the kinds of findings; the tokens left of alice's 300 and bob's 2.
 DAMAGE = {
     "first block": (lambda s: flip(s.path("root")), DAMAGED, {"bob": 2}),
     "its header": (lambda s: flip(s.path("root"), 90), DAMAGED, {"bob": 2}),
@@ -157,7 +157,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_found_and_repaired(stored, check, name):
-    """A check changes nothing; after a repair nothing is left to find, and a node agrees."""
+    """A check changes nothing; after a repair, neither a check nor a node finds damage."""
     damage, expected, left = DAMAGE[name]
     damage(stored)
     before = tree(stored.root)
@@ -217,7 +217,7 @@ def test_truncated_record_keeps_identity_and_claims_existing_blocks_only(stored,
     assert [piece.block for piece in record.pieces] == [stored.blocks["root"].ref]
     assert [place.end for place in record.windows] == [256]
     assert (record.states, record.sketch, record.is_truncated) == ((), (), True)
-    # What only the cut part needed is gone with it.
+    # Blocks that only the cut part needed are removed.
     left = {path.suffix for path in (stored.root / "blocks").iterdir()}
     assert left == {".full", ".window"}
     assert not stored.path("state").exists()
@@ -287,7 +287,7 @@ def test_folder_is_untouched_with_another_clusters_key(stored, check, tmp_path):
 
 @pytest.mark.parametrize("forged", ["place", "hash"])
 def test_sound_blocks_with_names_not_derived_from_tokens_are_cut(stored, check, forged):
-    """No reader would accept them: a block of another place, and one of a made-up name."""
+    """No reader accepts such blocks: one of another place, and one with an invented name."""
     block = make_block(5, 2, MIXED, parent=b"p" * 32)
     if forged == "hash":
         block = replace(block, ref=replace(block.ref, block_hash=b"h" * 32))
@@ -321,13 +321,13 @@ def test_blocks_are_checked_by_headers_without_a_spec(stored, check):
 def test_unreadable_file_is_distinguished_from_damage(stored, check, monkeypatch):
     read, name = PosixDisk.read_into, f"blocks/{stored.path('tail').name}"
 
-    def fails(disk, path, offset, buffers, cause=errno.EACCES):
+    def fail_to_read(disk, path, offset, buffers, cause=errno.EACCES):
         if path == name:
             message = "cannot read"
             raise DiskError(message, cause)
         return read(disk, path, offset, buffers)
 
-    monkeypatch.setattr(PosixDisk, "read_into", fails)
+    monkeypatch.setattr(PosixDisk, "read_into", fail_to_read)
     status, report = check("--repair", "--node=node-a")
     assert status == 1
     assert "unreadable" in kinds(report)

@@ -59,7 +59,7 @@ def test_tokens_of_the_format_are_allowed_and_its_end_at_the_end(begin, tokenize
         matcher.take(token)
     assert allowed(matcher) == {END}
     matcher.take(END)
-    assert allowed(matcher) == {END}, "the step that is one too many"
+    assert allowed(matcher) == {END}, "the extra step after the end"
     matcher.take(END)
     assert allowed(matcher) == {END}
 
@@ -83,7 +83,7 @@ def test_optional_thought_may_precede_the_format(begin, tokenizer):
     matcher.mask()
     assert matcher.openings == ()
     assert END not in allowed(matcher)
-    assert start in allowed(matcher), "a thought is free"
+    assert start in allowed(matcher), "a thought is unconstrained"
 
     other = begin(regex("[a-z]+"), Beginning.EITHER)
     other.take(letter)
@@ -102,7 +102,7 @@ def test_call_replaces_the_format_or_is_disallowed(begin, tokenizer, thought):
         assert call in matcher.openings
         assert call not in allowed(matcher)
     free.take(call)
-    assert allowed(free) == set(range(VOCABULARY)), "as the model likes, its end included"
+    assert allowed(free) == set(range(VOCABULARY)), "unconstrained, its end included"
     free.take(END)
     assert allowed(free) == {END}
     for token in letters:
@@ -112,7 +112,7 @@ def test_call_replaces_the_format_or_is_disallowed(begin, tokenizer, thought):
 
 
 def test_line_ends_are_allowed_after_a_thought(begin, tokenizer):
-    """Thinking models write two: else none of them would ever call a tool here."""
+    """Thinking models write two line ends; without this rule they could not call a tool."""
     (call,), (line_end,) = (tokenizer.encode(text).ids for text in ("<tool_call>", "\n"))
     thought, (letter, *_) = tokenizer.encode("the cat</think>").ids, tokenizer.encode("a").ids
     called, formed = (begin(regex("[a-z]+"), Beginning.THOUGHT, [call]) for _ in range(2))
@@ -250,7 +250,7 @@ def test_free_answer_follows_the_call_grammar_once_a_call_starts(
     matcher = AnswerMatcher(None, threads, calls=CallRule(frozenset([call]), calls))
     assert matcher.openings == ()
     for token in tokenizer.encode("the {cat} <think>").ids:
-        assert allowed(matcher) == set(range(VOCABULARY)), "as the model likes, its end included"
+        assert allowed(matcher) == set(range(VOCABULARY)), "unconstrained, its end included"
         matcher.take(token)
     matcher.take(call)
     digits = set(tokenizer.encode("0123456789").ids)

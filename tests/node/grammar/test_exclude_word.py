@@ -1,4 +1,4 @@
-"""Texts that do not have a word in them, by a regular expression."""
+"""Regular expressions that accept texts without a given word."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Refused formats have reasons in our words, and what is not enforced is known without a node."""
+"""Refused formats get plain reasons; unenforced keywords are known without a node."""
 
 import re
 
@@ -65,7 +65,7 @@ def test_refused_format_has_a_reason_in_plain_words(output, reason):
     assert reason in message
     assert not FOREIGN.search(message), message
     if output.kind is not OutputKind.GRAMMAR:
-        assert "line 1" not in message, "of a grammar that the client did not write"
+        assert "line 1" not in message, "no places in a grammar that the client did not write"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ COMMIT = CommitMigration("m-1", "node-b", Offer(b"record", b"ticket", ()), 4)
 
 
 class Answers:
-    """The real table of calls with one answer in it, and the calls that it received."""
+    """The real call table with one answer, and the calls that it received."""
 
     def __init__(self):
         self.received = []

@@ -27,7 +27,7 @@ from tests.support.services import KEY, TENANT, identity_of, running
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 STEP_S = 0.02
-STEPS_MAX = 50  # from a hang-up to the end: a second, of the half a minute that the turn would take
+STEPS_MAX = 50  # from hang-up to end; the whole turn would take half a minute
 ANSWER_TOKENS = 1_500
 HANG_S = 60.0
 MEGABYTE = "x" * 1_000_000
@@ -91,7 +91,7 @@ async def listening(serve, more=()):
 async def test_stream_ends_when_its_reader_hangs_up(how, reads):
     """This holds too if the reader has read nothing, so that the stream is blocked.
 
-    A reader that stays without reading is another case: it falls too many events behind.
+    A reader that stays but does not read is another case: it falls too many events behind.
     """
     serve = Serving("x", STEP_S) if reads else Serving(MEGABYTE, 0.0)
     async with listening(serve) as address:
@@ -113,7 +113,7 @@ async def test_stream_ends_when_its_reader_hangs_up(how, reads):
 
 @pytest.mark.anyio
 async def test_turn_ended_before_its_first_event_is_refused():
-    """Found by a simulated life: its agent was released while it waited for memory."""
+    """Found by simulation: the agent was released while its turn waited for memory."""
 
     async def ended(_request):
         for event in ():
@@ -139,11 +139,11 @@ def service(tmp_path_factory):
 def slow(monkeypatch):
     launch = Engine.launch
 
-    def slowed(*arguments):
+    def launch_slowly(*arguments):
         time.sleep(STEP_S)
         return launch(*arguments)
 
-    monkeypatch.setattr(Engine, "launch", slowed)
+    monkeypatch.setattr(Engine, "launch", launch_slowly)
 
 
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
@@ -159,18 +159,18 @@ def test_turn_over_real_sockets_ends_at_hang_up_and_is_saved(service, slow, how)
     sequence = turn._sequence
     shown = len(sequence.answer_ids)
     hang_up(sock, how)
-    until(lambda: not node.live_turns)
+    wait_until(lambda: not node.live_turns)
     sock.close()
     ended = len(sequence.answer_ids)
     saved = node.resources.table.get((TENANT, how)).manifest
 
     assert ended - shown <= STEPS_MAX
-    assert saved.tokens_count >= ended, "what was computed is remembered"
+    assert saved.tokens_count >= ended, "computed tokens are saved"
     assert node.resources.engine.budget.reserved_bytes == 0
     assert all(json.loads(line) for line in read.splitlines()[10:-1] if line.startswith(b"{"))
 
 
-def until(holds):
+def wait_until(holds):
     end_s = time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < end_s
@@ -211,8 +211,8 @@ def test_cancelled_token_count_stops_its_encoding(service, monkeypatch):
     who = OperationId("hang-ups"), TENANT, identity_of("mira")
     request = GenerateRequest(*who, Sampling(), prompt="the cat sat")
     counting = asyncio.run_coroutine_threadsafe(prompts.count(request), service._loop)
-    until(lambda: limits)
+    wait_until(lambda: limits)
     assert not limits[0].is_unwanted()
     counting.cancel()
-    until(limits[0].is_unwanted)
+    wait_until(limits[0].is_unwanted)
     may_end.set()

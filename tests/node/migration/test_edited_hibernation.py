@@ -31,7 +31,7 @@ def edit(service):
 
 
 def test_edited_agent_is_restored_unchanged(tmp_path, model):
-    """Here under another name, in another fabric, and restarted there."""
+    """Resumed under another name, in another fabric, and after a restart there."""
     with running(tmp_path / "here", model) as here:
         following = edit(here)
         file, leaving = hibernate(here, "a"), hibernate(here, "a", key=BROUGHT_KEY)
@@ -45,7 +45,7 @@ def test_edited_agent_is_restored_unchanged(tmp_path, model):
         resume(there, leaving, "c", key=BROUGHT_KEY)
         saved = agent_of(there, "c").saved
         assert saved.edited.problem(saved.pieces, saved.token_ids) is None
-        there.node.resources.store.layout(saved)  # all of it is named here
+        there.node.resources.store.layout(saved)  # raises if a block is not named
     with running(tmp_path / "there", model, cluster_key=OTHER_FABRIC) as there:
         restored = ask(there, following, agent="c", epoch=2, edits=AMORTIZE)
         assert restored.text == wanted.text
@@ -75,10 +75,10 @@ def test_damage_anywhere_in_an_edited_file_is_refused(tmp_path, model):
         for at in sorted(spots):
             flipped = bytearray(file)
             flipped[at] ^= 1 << rng.randrange(8)
-            assert _refused(service, bytes(flipped)), at
+            assert _is_refused(service, bytes(flipped)), at
 
 
-def _refused(service, raw):
+def _is_refused(service, raw):
     arriving = service.node.moves.imports.begin(Resume(TENANT, AgentId("back"), 2))
     try:
         arriving.feed(raw)

@@ -1,4 +1,4 @@
-"""Agents as files between real nodes: the same bits come back, and nothing else gets in."""
+"""Agents as files between real nodes: the same bits return, and invalid files are refused."""
 
 import asyncio
 import itertools
@@ -52,7 +52,7 @@ def logprobs(service, messages, agent, epoch):
 
 @pytest.mark.parametrize("name", sample(["llama", "gpt_oss", "qwen3_5"], "gpt_oss"))
 def test_hibernation_changes_no_bit(name, tmp_path):
-    """Undisturbed, resumed beside, resumed in another fabric, restarted there: all the same."""
+    """Undisturbed, resumed beside, resumed in another fabric, restarted there: all equal."""
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     words = "the cat sat on the mat and the dog sat on the log. " * (8 if name == "qwen3_5" else 30)
     hello = [{"role": "system", "content": words}, *HELLO[1:]]
@@ -191,7 +191,7 @@ def test_invalid_hibernate_requests_are_refused(service, untouched):
         for request in (ghost, stale, foreign, salted)
     ]
     assert statuses == [404, 421, 404, 400]
-    # The two messages are not taken for each other, and a stranger gets neither.
+    # Neither message is accepted at the other's path, and a stranger may send neither.
     assert post(service, HIBERNATE_PATH, Resume(TENANT, AgentId("a"), 1), b"").status_code == 400
     for path in (HIBERNATE_PATH, RESUME_PATH):
         assert httpx2.post(service.node.resources.endpoint.url + path).status_code == 401
@@ -224,7 +224,7 @@ def test_stalled_or_broken_upload_leaves_nothing(service, file, untouched, monke
     assert got.json()["error"]["code"] == "upload_stalled"
 
 
-# --- files that are signed, and lie ----------------------------------------------------------
+# --- signed but inconsistent files -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -235,7 +235,7 @@ def test_signed_but_inconsistent_files_are_refused(lie, service, leaving, untouc
     assert refused in ("damaged_file", "fingerprint_mismatch")
 
 
-# --- beside other work -----------------------------------------------------------------------
+# --- concurrent work -------------------------------------------------------------------------
 
 
 def on_loop(service, work):
@@ -266,9 +266,9 @@ def test_export_is_unaffected_by_later_turns_of_its_agent(service):
     assert [f.body for f in read if f.kind is FrameKind.BLOCK] == [
         f.body for f in FrameReader(None).feed(want) if f.kind is FrameKind.BLOCK
     ]
-    assert service.node.resources.store.blocks.total_bytes < stored  # let go of, once it was over
+    assert service.node.resources.store.blocks.total_bytes < stored  # released at the end
     assert service.node.resources.store.blocks.check_integrity() == []
-    # The file brings the earlier memory back, in place of what the agent became.
+    # The file restores the earlier memory and replaces the agent's later state.
     back = resume(service, got, "moving", epoch=2, replace=True, tenant=OTHER_TENANT)
     again = ask(service, HELLO, agent="moving", epoch=2, max_tokens=4, tenant=OTHER_TENANT)
     assert back["view"]["epoch"] == 2
@@ -314,5 +314,5 @@ def test_moving_agents_and_newer_replicas_are_not_replaced(service, file):
     replica = replace(agent.manifest, state=OwnerState.REPLICA, sealed_to=None, epoch=4)
     change(service, agent, manifest=replica)
     assert resume(service, file, "moved", epoch=4)["refused"] == "stale_epoch"
-    # Who comes back above the replica's epoch takes its place.
+    # An agent resumed above the replica's epoch replaces it.
     assert resume(service, file, "moved", epoch=6)["view"]["state"] == "owned"

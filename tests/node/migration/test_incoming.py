@@ -1,4 +1,4 @@
-"""Turns that come ahead of their agent's move."""
+"""Turns that arrive before their agent's move."""
 
 import asyncio
 

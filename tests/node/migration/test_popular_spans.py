@@ -56,7 +56,7 @@ def lend(source, target):
 
 
 @contextmanager
-def two(folder, model, **settings):
+def two_nodes(folder, model, **settings):
     with running(folder, model) as here, running(folder, model, "there", **settings) as there:
         yield here, there
 
@@ -68,13 +68,13 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(model, tmp_path_factory):
-    with two(tmp_path_factory.mktemp("nodes"), model) as nodes:
+    with two_nodes(tmp_path_factory.mktemp("nodes"), model) as nodes:
         yield nodes
 
 
 async def empty(node):
     """Drop everything, tombstones included."""
-    node.moves.prefix_target.leases.let_go()
+    node.moves.prefix_target.leases.release_all()
     for agent in node.resources.table:
         agent.cache = None
         node.resources.store.evict([agent.saved])
@@ -107,7 +107,7 @@ def sweep(service):
 @pytest.mark.parametrize("name", sample(["llama", "gemma4_text", "qwen3_5"], "llama"))
 def test_new_agent_on_a_new_node_starts_with_lent_prefix(name, tmp_path):
     model = write_model(tmp_path / "model", SMALL_ARCHITECTURES[name])
-    with two(tmp_path, model) as (here, there):
+    with two_nodes(tmp_path, model) as (here, there):
         for agent in ("alice", "bob", "carol"):
             turn(here, agent, f"I am {agent}, and these words are mine. " * 3)
         spans, copied = lend(here, there)
@@ -124,7 +124,7 @@ def test_new_agent_on_a_new_node_starts_with_lent_prefix(name, tmp_path):
 def test_only_prefixes_shared_within_a_tenant_are_lent(nodes):
     here, there = nodes
     turn(here, "loner", system={"role": "system", "content": "nobody else is told this. " * 80})
-    turn(here, "mallory", tenant=OTHER)  # the same words, and another tenant's
+    turn(here, "mallory", tenant=OTHER)  # the same words of another tenant
     _, spans = offer_spans(here, there)
     records = [decode_manifest(span.offer.manifest) for span in spans]
     assert {record.tenant for record in records} == {TENANT}
@@ -231,7 +231,7 @@ def test_lease_of_lent_prefix_expires_unless_renewed(nodes, monkeypatch):
 
 
 async def drop_leases(node):
-    assert node.moves.prefix_target.leases.let_go()
+    assert node.moves.prefix_target.leases.release_all()
     node.resources.store.blocks.sweep()
 
 
@@ -260,7 +260,7 @@ def test_lent_prefixes_are_evicted_before_agents(nodes, monkeypatch):
 
 
 def test_node_refuses_prefixes_over_its_limit(model, tmp_path):
-    with two(tmp_path, model, popular_bytes=1000) as (here, there):
+    with two_nodes(tmp_path, model, popular_bytes=1000) as (here, there):
         turn(here, "alice")
         turn(here, "bob")
         before = stored_bytes(there)
@@ -322,6 +322,6 @@ def test_returned_prefix_is_dropped_and_not_taken_again(nodes):
     assert stored_bytes(there) > before
     call(there, ReturnSpans(*spans[0].key), Done)
     assert stored_bytes(there) == before
-    with pytest.raises(FabricError):  # offered before, and on its way meanwhile
+    with pytest.raises(FabricError):  # offered before the return, and still in transit
         take_span(here, there, name, spans[0])
     assert sweep(there) == before

@@ -20,7 +20,7 @@ def model(tmp_path_factory):
 
 
 def cached_tokens(service, agent):
-    """Return how many tokens an agent's first turn begins with."""
+    """Return the number of cached tokens of an agent's first turn."""
     reply = ask(service, HELLO, agent=agent, epoch=1, max_tokens=4, ignore_eos=True)
     return reply.admitted.cached_tokens
 
@@ -37,7 +37,7 @@ def test_blocks_of_a_private_agent_are_hidden_before_the_commit(model, tmp_path)
 
 
 def test_blocks_of_an_uncommitted_move_are_hidden(model, tmp_path):
-    """The agent may become private while they arrive."""
+    """The agent may become private while blocks arrive."""
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         cached_tokens(here, "alice")
         name, _, _ = copied_offer(here, there, "alice", 1)

@@ -1,4 +1,4 @@
-"""Forks and replicas between real nodes: the same bits, and each a life of its own."""
+"""Forks and replicas between real nodes: the same bits, then independent agents."""
 
 import asyncio
 import itertools
@@ -49,11 +49,11 @@ def test_arriving_blocks_are_registered_on_the_loop_only(model, tmp_path, monkey
     threads = set()
     note = IncomingMoves.add_block
 
-    def noted(*arguments):
+    def record_thread(*arguments):
         threads.add(threading.current_thread().name)
         note(*arguments)
 
-    monkeypatch.setattr(IncomingMoves, "add_block", noted)
+    monkeypatch.setattr(IncomingMoves, "add_block", record_thread)
     with running(tmp_path, model) as here, running(tmp_path, model, "there") as there:
         turn(here, HELLO, "alice")
         name, _, copied = copied_offer(here, there, "alice", 1)
@@ -64,7 +64,7 @@ def test_arriving_blocks_are_registered_on_the_loop_only(model, tmp_path, monkey
 
 
 def erase(service, agent, tenant=TENANT, epoch=2):
-    """Erase with the lowest epoch that does, so that tests may go on with the next one."""
+    """Erase at the lowest possible epoch, so that tests can continue at the next one."""
     now_s, name = service.node.resources.clock.wall_s(), f"erase-it-{next(_operations)}"
     call_ = EraseAgent(tenant, AgentId(agent), epoch, OperationId(name), now_s)
     return call(service, call_, EraseReceipt)
@@ -77,7 +77,7 @@ def views(service):
 
 @pytest.mark.parametrize("name", sample(["llama", "gemma4_text", "qwen3_5"], "qwen3_5"))
 def test_fork_answers_like_its_source_and_outlives_it(name, tmp_path):
-    """Alice, her fork beside her and her fork elsewhere: bit for bit the same, then apart."""
+    """Alice, a fork on her node and one elsewhere: equal bit for bit, then independent."""
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
     with running(tmp_path, model, "here") as here, running(tmp_path, model, "there") as there:
         _, first = turn(here, HELLO, "alice")
@@ -87,7 +87,7 @@ def test_fork_answers_like_its_source_and_outlives_it(name, tmp_path):
         fork(here, there, "alice", "afar")
         assert (beside.node, beside.epoch, beside.state) == ("here", 1, OwnerState.OWNED)
         second = onward(HELLO, first, "größer")
-        # In this order, so that none finds the blocks of another one's later turn.
+        # In this order, so that no turn finds blocks of another agent's later turn.
         got, besides = turn(here, second, "beside")
         want, stayed = turn(here, second, "alice")
         assert got == want
@@ -100,7 +100,7 @@ def test_fork_answers_like_its_source_and_outlives_it(name, tmp_path):
         want, _ = turn(here, third, "alice")
         turn(here, onward(second, stayed, "the log and the mat"), "beside")
         assert erase(here, "alice").existed
-        assert turn(there, third, "afar")[0] == want, "the agent it came from is gone"
+        assert turn(there, third, "afar")[0] == want, "the source agent is erased"
         again = onward(second, stayed, "the log and the mat")
         assert turn(here, again, "beside")[1].admitted.cached_tokens > 100
         for service in (here, there):
@@ -160,7 +160,7 @@ def test_fork_is_refused_if_name_epoch_or_blocks_do_not_fit(pair):
     )
     assert code_of(keep(here, "alice")) == (409, "agent_exists")
     assert code_of(keep(there, "carol")) == (409, "blocks_missing")
-    assert "carol" not in views(there), "nothing is left of what failed"
+    assert "carol" not in views(there), "a failed fork leaves nothing"
     assert code_of(lambda: copied_offer(here, here, "alice", 7)) == (421, "stale_epoch")
     assert code_of(lambda: copied_offer(here, here, "nobody", 1)) == (404, "agent_not_found")
     assert there.node.resources.store.blocks.check_integrity() == []
@@ -181,7 +181,7 @@ def test_unused_fork_is_found_by_its_own_id_only(pair):
     prompt = "the cat sat on the mat and the dog sat on the log " * 30
     first = ask(here, prompt, max_tokens=4)
     fork(here, here, first.admitted.agent, "0-before-auto")
-    assert views(here)["0-before-auto"][1] == (), "and no router gets its sketch"
+    assert views(here)["0-before-auto"][1] == (), "no router gets its sketch"
     again = ask(here, prompt + first.text + " more", max_tokens=4)
 
     assert again.admitted.agent == first.admitted.agent
@@ -194,7 +194,7 @@ def test_fork_during_a_turn_copies_the_last_saved_record(pair):
     second = onward(HELLO, first, "größer")
     started, go_on = threading.Event(), asyncio.Event()
 
-    async def slowly():
+    async def serve_slowly():
         request = GenerateRequest(
             OperationId("slow-turn-1"),
             TENANT,
@@ -208,7 +208,7 @@ def test_fork_during_a_turn_copies_the_last_saved_record(pair):
                 started.set()
                 await go_on.wait()
 
-    running_turn = asyncio.run_coroutine_threadsafe(slowly(), here._loop)
+    running_turn = asyncio.run_coroutine_threadsafe(serve_slowly(), here._loop)
     assert started.wait(60)
     try:
         assert views(here)["alice"][0].busy
@@ -233,25 +233,25 @@ def test_replica_takes_over_from_a_lost_owner(pair):
     want, stayed = turn(here, second, "alice")
     refreshed, copied = replicate(here, there, "alice")
     assert refreshed.tail == views(here)["alice"][0].tail != view.tail
-    assert copied.blocks_sent < refreshed.blocks, "only what is new travels"
+    assert copied.blocks_sent < refreshed.blocks, "only new blocks are sent"
     assert replicate(here, there, "alice")[1].blocks_sent == 0
     assert code_of(lambda: turn(there, second, "alice", epoch=1)) == (421, "not_owner")
     third = onward(second, stayed, "the dog")
     want = turn(here, third, "alice")[0]  # the replica is stale by one turn now
 
-    got, taken = turn(there, third, "alice", epoch=3)
+    got, taken_over = turn(there, third, "alice", epoch=3)
     assert got == want
-    assert taken.admitted.cached_tokens > 200
-    assert taken.admitted.cache is CacheTier.PEER
+    assert taken_over.admitted.cached_tokens > 200
+    assert taken_over.admitted.cache is CacheTier.PEER
     assert not views(there)["alice"][0].kept
     assert code_of(lambda: replicate(here, there, "alice")) == (409, "not_a_replica")
-    # The lost owner comes back with more turns than its successor's record counts.
+    # The lost owner returns with more turns than its successor's record has.
     turn(here, third, "alice")
     here_to = ReleaseAgent(TENANT, AgentId("alice"), 3, "move-it-now", NodeName("there"))
     call(here, here_to, Done)
-    behind = views(here)["alice"][0]
-    assert (behind.state, behind.epoch) == ("replica", 3)
-    assert behind.revision > views(there)["alice"][0].revision
+    stale_view = views(here)["alice"][0]
+    assert (stale_view.state, stale_view.epoch) == ("replica", 3)
+    assert stale_view.revision > views(there)["alice"][0].revision
     assert replicate(there, here, "alice", epoch=3)[0].tail == views(there)["alice"][0].tail
 
 
@@ -308,7 +308,7 @@ def test_replica_evicts_no_owned_agent(model, tmp_path):
             replicate(here, there, "alice", background=True)
             turn(here, messages_of("bella"), "bella")
             replicate(here, there, "bella", background=True)
-            assert views(there).keys() == {"first", "other", "bella"}, "one replica for another"
+            assert views(there).keys() == {"first", "other", "bella"}, "a replica evicts another"
             turn(here, messages_of("large", times=120), "large")
             refused = code_of(lambda: copied_offer(here, there, "large", 1, background=True))
             assert refused[1] == "disk_budget"

@@ -35,7 +35,7 @@ def node(tmp_path_factory):
 
 @pytest.fixture
 def move(node, request):
-    """Name a move of this test alone; nothing else is in memory."""
+    """Name a move of this test, with no other cache in memory."""
     call(node, Flush(drop_hot=True), Done)
     budget = node.node.resources.engine.budget
     assert (budget.reserved_bytes, budget.idle_bytes) == (0, 0)
@@ -241,7 +241,7 @@ def bits(cache, tokens_count):
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["at once", "in two parts"])
 def test_arriving_edited_cache_equals_the_one_restored_from_disk(node, move, edited, is_begun):
-    """Moved rows and all, so that no turn has to wait for them."""
+    """Moved rows are included, so that no turn waits for them."""
     count = edited.tokens_count
     if is_begun:
         extend(node, move, edited).result(HANG_S)
@@ -266,13 +266,13 @@ def test_edited_memory_with_a_lost_block_is_not_kept(node, move, edited):
     blocks = node.node.resources.store.blocks
     load = blocks.load_into
 
-    def failing(ref, *args):
+    def fail_if_lost(ref, *args):
         if ref in lost:
             message = "lost"
             raise CorruptDataError(message)
         return load(ref, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "load_into", failing)
+        patch.setattr(blocks, "load_into", fail_if_lost)
         extend(node, move, sealed(edited)).result(HANG_S)
     assert move not in node.node.moves.warm_up

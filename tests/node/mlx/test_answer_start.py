@@ -20,7 +20,7 @@ TOOL = {
 }
 TOOLS = [{"type": "function", "function": TOOL}]
 READ = ("read", {"path": "a b", "lines": 3})
-# Templates are shown these with `properties`: what is rendered is not what was sent.
+# Templates get these with `properties` added: the rendered schema differs from the sent one.
 LOOSE = [*TOOLS, {"type": "function", "function": {"name": "stop", "parameters": {}}}]
 USER = {"role": "user", "content": "What is in it?"}
 
@@ -37,7 +37,7 @@ def conversation_with_result(result):
 
 
 def hostile_results(shape: CallShape):
-    """Return results that contain what their family writes into answers and prompts."""
+    """Return results that contain the marks of their family's answers and prompts."""
     call = shape.calls(READ)
     yield from (call, call[: len(call) // 2], shape.thinks("Hm", after_result=False))
     yield from (shape.thought[0], shape.thought[1], shape.end, "".join(shape.specials))
@@ -61,7 +61,7 @@ def model(shape, tmp_path):
 
 
 def answer(model, messages, says, tools=TOOLS, **choice):
-    """Return what is shown of an answer that the model ends itself."""
+    """Return the shown parts of an answer that the model ends itself."""
     prompt = model.rendered(messages, tools, {})
     assert prompt.text.endswith(prompt.begun)
     reply = Answer(model, prompt.begun, (), tools, **choice)

@@ -16,7 +16,7 @@ ASKS = re.compile(r"mx\.(metal|cuda)\b|default_device\(\)|is_available\(\)")
     ("device", "has_metal", "expected"),
     [
         (mx.cpu, False, backend.CPU),
-        (mx.cpu, True, backend.CPU),  # a Mac that is asked to compute on its CPU
+        (mx.cpu, True, backend.CPU),  # a Mac set to compute on its CPU
         (mx.gpu, True, backend.METAL),
         (mx.gpu, False, backend.CUDA),
     ],

@@ -37,7 +37,7 @@ class Sequences:
 
     @property
     def token(self):
-        """The arrays of one token."""
+        """Return the arrays of one token."""
         return *self.quantized([0], KEY_WIDTH), *self.quantized([0], VALUE_WIDTH)
 
     def draw(self, count):
@@ -54,18 +54,18 @@ class Sequences:
         return mx.quantize(vectors, group_size=self.group_size, bits=self.bits)
 
     def keys_and_values(self, rows):
-        """Make what a model appends for rows of equal length, `[rows, heads, n, width]`."""
+        """Return the arrays that a model appends for rows of equal length."""
         widths = KEY_WIDTH, VALUE_WIDTH
         return [mx.concatenate([self.vectors(row, width) for row in rows]) for width in widths]
 
     def merged(self, rows):
         """Merge one cache per row, quantized and by mlx-lm's own classes."""
         mine = [self.quantized_cache() for _ in rows]
-        stock = [KVCache() for _ in rows]
-        for row, *caches in zip(rows, mine, stock, strict=True):
+        native = [KVCache() for _ in rows]
+        for row, *caches in zip(rows, mine, native, strict=True):
             for cache in caches if row else []:
                 cache.update_and_fetch(*self.keys_and_values([row]))
-        return BatchQuantizedKVCache.merge(mine), BatchKVCache.merge(stock)
+        return BatchQuantizedKVCache.merge(mine), BatchKVCache.merge(native)
 
     def quantized_cache(self):
         return MergeableQuantizedKVCache(self.group_size, self.bits, dequantized=self.dequantized)
@@ -86,7 +86,7 @@ def equal(a, b):
 
 
 def check_holds(world, cache, numbers):
-    """The cache holds these tokens, with the codes that mx.quantize gives each by itself."""
+    """Check that the cache holds these tokens, each with the codes that mx.quantize gives it."""
     assert cache.size() == cache.offset == len(numbers)
     if not numbers:
         return
@@ -95,16 +95,16 @@ def check_holds(world, cache, numbers):
         assert all(equal(a[:, :, : len(numbers)], b) for a, b in zip(held, expected, strict=True))
 
 
-def check_batch(world, batch, stock, rows):
-    """Every row holds its tokens, in the columns where mlx-lm's unquantized batch has them.
+def check_batch(world, batch, native, rows):
+    """Check that every row has its tokens in the columns of mlx-lm's unquantized batch.
 
     Models apply one layer's mask to others, so the columns must be the same.
     """
-    assert batch.offset.tolist() == stock.offset.tolist() == [len(row) for row in rows]
-    assert batch.left_padding.tolist() == stock.left_padding.tolist()
-    assert batch.size() == stock.size()
-    mask, stock_mask = (b.make_mask(3, return_array=True) for b in (batch, stock))
-    assert bool(mx.all(mask == stock_mask))
+    assert batch.offset.tolist() == native.offset.tolist() == [len(row) for row in rows]
+    assert batch.left_padding.tolist() == native.left_padding.tolist()
+    assert batch.size() == native.size()
+    mask, native_mask = (b.make_mask(3, return_array=True) for b in (batch, native))
+    assert bool(mx.all(mask == native_mask))
     for index, row in enumerate(rows):
         one = batch.extract(index)
         check_holds(world, one, row)
@@ -189,9 +189,9 @@ def test_appending_past_growth_steps_keeps_held_rows():
         assert single.keys[0].shape[2] % GROWTH_TOKENS == 0
         assert single.trim(2) == 2
         row = row[:-2]
-    stock = QuantizedKVCache(64, 4)
-    stock.update_and_fetch(*world.keys_and_values([row]))
-    assert single.nbytes == stock.nbytes
+    native = QuantizedKVCache(64, 4)
+    native.update_and_fetch(*world.keys_and_values([row]))
+    assert single.nbytes == native.nbytes
 
 
 @pytest.mark.parametrize("width", [(KEY_WIDTH, 80), (80, VALUE_WIDTH)])

@@ -15,7 +15,7 @@ PACKED = ["llama", "qwen2", "qwen3", "glm4_moe", "minimax_m2", "deepseek_v2", "q
 
 
 class RoundTripKVCache(KVCache):
-    """mlx-lm's float cache of values that went through 4 bits: what attention should see."""
+    """mlx-lm's float cache with values rounded to 4 bits, as attention should read them."""
 
     def update_and_fetch(self, keys, values):
         return super().update_and_fetch(
@@ -146,7 +146,7 @@ def test_removed_sequence_resumes_elsewhere_and_the_rest_continue(model_of, rows
     assert held == (prompts[0] + answered if answered else prompts[0][:16])
     assert {layer.offset for layer in cache} == {len(held)}
     rest = prompts[0][len(held) :]
-    if not rest:  # feed the last token again, whose successor went with the batch
+    if not rest:  # feed the last token again: the batch took its successor
         rest, held = held[-1:], held[:-1]
         assert [layer.trim(1) for layer in cache] == [1] * len(cache)
     other = BatchGenerator(model, max_tokens=8 - len(answered))
@@ -154,7 +154,7 @@ def test_removed_sequence_resumes_elsewhere_and_the_rest_continue(model_of, rows
     tail = {}
     finish(other, tail)
 
-    stock = lambda: QuantizedKVCache(64, 4)  # noqa: E731
-    assert answered + tail[resumed] == alone(model, prompts[0], 8, stock)
+    native = lambda: QuantizedKVCache(64, 4)  # noqa: E731
+    assert answered + tail[resumed] == alone(model, prompts[0], 8, native)
     for uid, prompt in zip(uids[1:], prompts[1:], strict=True):
-        assert answers[uid] == alone(model, prompt, 8, stock)
+        assert answers[uid] == alone(model, prompt, 8, native)

@@ -1,4 +1,4 @@
-"""Encoding that stops at a limit gives the tokens of a whole encoding, or refuses rightly."""
+"""Encoding that stops at a limit equals a whole encoding, or refuses the text correctly."""
 
 import threading
 
@@ -107,7 +107,7 @@ def test_only_unambiguous_special_tokens_are_cut_points(added, sure):
 
 
 def test_text_is_encoded_whole_if_a_piece_starts_unexpectedly(tokenizer, monkeypatch):
-    """Another cut than at special tokens gives other tokens: then the text is encoded whole."""
+    """A cut elsewhere than at special tokens may change tokens: the text is encoded whole."""
     wrong = TextPieces({7: Added("cat s")})
     monkeypatch.setitem(tokenizer.__dict__, "_pieces", wrong)
     text = "the cat sat on the mat"

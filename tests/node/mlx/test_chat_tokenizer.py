@@ -37,7 +37,7 @@ def calling(arguments, content="", call_id="call_4711"):
 
 
 def answer(tokenizer, messages, says, tools=None, **options):
-    """Return what is shown of an answer, and whether it called; fed by its tokens."""
+    """Feed an answer token by token; return the text, thought and calls that it shows."""
     prompt = tokenizer.rendered(messages, tools, options)
     reply = Answer(tokenizer, prompt.begun, (), tools)
     shown = [reply.push(token) for token in tokenizer.encode(says).ids]
@@ -377,7 +377,7 @@ def test_template_default_for_thinking_holds_unless_set(tmp_path, qwen):
             assert model.render(messages, None, {"enable_thinking": True}).endswith("<think>\n")
             off = model.render(messages, None, {"enable_thinking": False})
             assert off.endswith("</think>\n\n")
-    assert "<think>" not in qwen.render([USER], None, {}), "which opens a thought by itself"
+    assert "<think>" not in qwen.render([USER], None, {}), "the template opens a thought by default"
 
 
 def test_reasoning_effort_enables_thinking_unless_operator_forbids_it(tmp_path):
@@ -438,7 +438,7 @@ def test_raw_completion_is_shown_verbatim(qwen):
 
 
 def test_reserved_options_cover_all_parameters_of_template_rendering():
-    """A library that takes more names than are reserved would let clients set them."""
+    """Clients could set any parameter of the library that is not reserved."""
     taken = {
         name
         for function in (PreTrainedTokenizerBase.apply_chat_template, render_jinja_template)

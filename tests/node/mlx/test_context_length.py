@@ -43,14 +43,14 @@ def test_context_length_is_read_from_every_spelling(config: dict[str, Any], want
 
 
 def test_context_length_falls_back_to_model_arguments() -> None:
-    """The last resort before a guess."""
+    """Arguments of the model class are the last source before a default."""
     assert context_tokens({}, SimpleNamespace(max_position_embeddings=2_048)) == 2_048
     nested = SimpleNamespace(text_config={"max_position_embeddings": 4_096})
     assert context_tokens({}, nested) == 4_096
 
 
 def test_position_table_limits_the_context(tmp_path) -> None:
-    """A config that promises more than the table holds is not believed."""
+    """The table's size applies even if the config claims more."""
     folder = write_model(tmp_path / "gpt2", {**GPT2, "max_position_embeddings": 4_096})
 
     assert load_model(str(folder)).context_tokens_max == POSITIONS

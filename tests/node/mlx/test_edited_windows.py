@@ -25,7 +25,7 @@ from tests.support.tiny_models import build_model
 TOKENS = 900
 _OLMO = {**LLAMA, "model_type": "olmo3", "sliding_window": WINDOW_TOKENS}
 OLD, NEW = prompt_of(TOKENS), prompt_of(50, seed=5)
-# Within what windows still hold: 60 and 10 tokens are taken out, and 25 put in twice.
+# Edits within the windows: 60 and 10 tokens are removed, and 25 inserted twice.
 MOVES = [Move(0, 790, 0), Move(850, 860, 790), Move(862, 872, 825), Move(875, 900, 860)]
 EDITED = [*OLD[:790], *OLD[850:860], *NEW[:25], *OLD[862:872], *NEW[25:], *OLD[875:]]
 
@@ -50,7 +50,7 @@ def one_window(name: str, bits: KvBits) -> Engine:
     kinds = ["sliding_attention", "full_attention"]
     model = build_model({**config, "num_hidden_layers": 2, "layer_types": kinds})
     model.model.layers, model.model.layer_types = model.model.layers[:1], kinds[:1]
-    model.model.ga_idx = 0  # mlx-lm asks the other layer's cache for a mask
+    model.model.ga_idx = 0  # mlx-lm takes the mask from the other layer's cache
     return fit_engine(model, bits)
 
 
@@ -83,14 +83,14 @@ def test_edited_cache_of_a_one_window_model_equals_a_computed_one(name: str) -> 
         want = logits_after(engine, computed_cache(engine, prompt), prompt_of(3))
         assert off(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING
         cache.rewind(len(prompt))
-        cache.hold(len(prompt), (), ())  # its rows do count as moved
+        cache.hold(len(prompt), (), ())  # without shifts, the logits differ
         assert off(logits_after(engine, cache, prompt_of(3)), want) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("delta", sample([37, -37, 20_000, -100_000], -37, 20_000))
 def test_window_layers_rotate_moved_rows_at_their_own_rates(name: str, delta: int) -> None:
-    """Against rows turned by hand in float64, where layers' bases differ and where sinks share."""
+    """Compared with rows rotated in float64, for layers of different bases and for sinks."""
     engine = engine_of(name, PLAIN)
     shifts = (Shift(50, 120, delta), Shift(130, 290, delta // 2 + 1))
     ours = logits_after(engine, filled(engine, 300, shifts), prompt_of(3))
@@ -98,7 +98,7 @@ def test_window_layers_rotate_moved_rows_at_their_own_rates(name: str, delta: in
     assert off(ours, theirs) < ROUNDING * 10 + abs(delta) * 2.0**-23
     for layer in range(len(engine.spec.layers)):
         cache = filled(engine, 300, shifts)
-        cache.leaves[layer].shifts = ()  # a layer that did not would be noticed
+        cache.leaves[layer].shifts = ()  # a layer that did not rotate would be noticed
         assert off(logits_after(engine, cache, prompt_of(3)), theirs) > 1e-4
 
 
@@ -119,10 +119,10 @@ def test_windows_read_from_disk_equal_windows_moved_in_memory(name: str) -> None
             row[:, move.new_start : move.new_end] = own[:, move.start : move.end]
     after = Arrangement(TOKENS, (), ()).after(MOVES)
     for (start, end), places in read.windows.place_edited(after, grid_of(MOVES)):
-        held = source.rows(CacheGroup.WINDOW)
+        window_rows = source.rows(CacheGroup.WINDOW)
         for at in range(start, end):
             old = next(at - m.new_start + m.start for m in MOVES if m.new_start <= at < m.new_end)
-            for row, own in zip(places, held, strict=True):
+            for row, own in zip(places, window_rows, strict=True):
                 row[:, at - start] = own[:, old - source.window_base]
     read.hold(after.tokens_count, after.ahead, after.shifts, grid_of(MOVES))
     for each in (edited, read):
@@ -163,7 +163,7 @@ def test_edit_beyond_the_windows_is_refused_in_memory() -> None:
     assert not cache.can_rearrange(far, grid_of(far))
     with pytest.raises(AssertionError, match="windows have slid on"):
         cache.rearrange(far, grid_of(far))
-    # Without a hole nothing is computed there, so nothing in front of it is seen any more.
+    # Without a hole no row is computed there, so no row attends to earlier ones.
     taken_out = [Move(0, 300, 0), Move(310, TOKENS, 300)]
     assert cache.can_rearrange(taken_out, grid_of(taken_out))
     cache.rearrange(taken_out, grid_of(taken_out))
@@ -172,7 +172,7 @@ def test_edit_beyond_the_windows_is_refused_in_memory() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_windows_after_many_edits_equal_computed_ones(seed: int) -> None:
-    """Edit upon edit, with tokens computed between them: as if all had been computed."""
+    """Repeated edits with tokens computed in between equal a full computation."""
     engine, rng = one_window("plain", PLAIN), random.Random(seed)
     prompt, exact = list(OLD), TOKENS
     cache = computed_cache(engine, prompt)

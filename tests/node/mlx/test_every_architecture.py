@@ -74,7 +74,7 @@ def test_batched_equals_alone(name):
 
 @ONE_OF_EACH_CLASS
 def test_sequences_may_leave_and_join_a_batch(name):
-    """In any company, every sequence gets the tokens that it gets alone."""
+    """In any batch, every sequence gets the tokens that it gets alone."""
     engine = engine_of(name)
     prompts = [prompt_of(count, seed=1) for count in (40, 21, 66)]
     alone = [generate(engine, [prompt])[0] for prompt in prompts]
@@ -124,14 +124,14 @@ def test_restored_equals_never_evicted(name, shelf_for):
     """From disk, at any cut: the logits of the next tokens are equal bit for bit."""
     engine, prompt = engine_of(name), prompt_of(GRID[-1])
     shelf = shelf_for(engine)
-    stock = shelf.save(prefilled(engine, prompt), prompt)
+    saved = shelf.save(prefilled(engine, prompt), prompt)
 
     assert GRID[0] < WINDOW_TOKENS < GRID[1] < BLOCK_TOKENS < GRID[2]
     for cut in GRID:
         undisturbed = prefilled(engine, prompt[:cut])
         restored = engine.new_cache(len(prompt) + 64)
 
-        assert shelf.restore(restored, prompt, stock, cut) == cut
+        assert shelf.restore(restored, prompt, saved, cut) == cut
         following = prompt_of(4, seed=cut)
         want = logits_after(engine, undisturbed, following)
         assert np.array_equal(logits_after(engine, restored, following), want)
@@ -139,13 +139,13 @@ def test_restored_equals_never_evicted(name, shelf_for):
 
 @EVERY
 def test_warm_equals_cold_at_a_safe_cut(name, shelf_for):
-    """The rest of a prompt on top of restored blocks is what a cold prompt computes."""
+    """The rest of a prompt computed on restored blocks equals that of a cold prompt."""
     engine, prompt = engine_of(name), prompt_of(GRID[-1], seed=3)
     shelf = shelf_for(engine)
     cold = prefilled(engine, prompt)
-    stock = shelf.save(cold, prompt)
+    saved = shelf.save(cold, prompt)
     warm = engine.new_cache(len(prompt) + 64)
-    shelf.restore(warm, prompt, stock, GRID[1])
+    shelf.restore(warm, prompt, saved, GRID[1])
     extend(engine, warm, prompt)
 
     want = logits_after(engine, cold, prompt_of(3))
@@ -162,7 +162,7 @@ def test_window_layers_are_bounded_and_read_only_their_last_blocks(name, shelf_f
     engine, prompt = engine_of(name), prompt_of(1_100)
     cache = prefilled(engine, prompt)
     shelf = shelf_for(engine)
-    stock = shelf.save(cache, prompt)
+    saved = shelf.save(cache, prompt)
     cache.slid.clear()
     cache.rest()
     full_bytes = sum(leaf.nbytes for leaf in cache.leaves if leaf.spec.group is CacheGroup.FULL)
@@ -171,7 +171,7 @@ def test_window_layers_are_bounded_and_read_only_their_last_blocks(name, shelf_f
     shelf.blocks.load_into = lambda ref, *rest: (opened.append(ref.group), load_into(ref, *rest))
     restored = engine.new_cache(len(prompt))
 
-    assert shelf.restore(restored, prompt, stock) == len(prompt)
+    assert shelf.restore(restored, prompt, saved) == len(prompt)
     assert opened.count(CacheGroup.WINDOW) == 1
     assert opened.count(CacheGroup.FULL) == -(-len(prompt) // BLOCK_TOKENS)
     per_token = engine.spec.kv_bytes(1, CacheGroup.WINDOW)
@@ -183,19 +183,19 @@ def test_window_layers_are_bounded_and_read_only_their_last_blocks(name, shelf_f
     "name", sample([*WINDOWED, "qwen3_next", "kimi_linear"], "gemma3_text", "kimi_linear")
 )
 def test_damaged_window_or_state_restores_a_shorter_prefix(name, shelf_for):
-    """A lost window block or state costs tokens, never truth."""
+    """A lost window block or state costs tokens, never a wrong answer."""
     engine, prompt = engine_of(name), prompt_of(GRID[-1])
     shelf = shelf_for(engine)
-    stock = shelf.save(prefilled(engine, prompt), prompt)
-    states = (state for state in stock.states if state.end == len(prompt))
-    last = [*stock.windows, *states][-1].block
+    saved = shelf.save(prefilled(engine, prompt), prompt)
+    states = (state for state in saved.states if state.end == len(prompt))
+    last = [*saved.windows, *states][-1].block
     path = next(shelf.blocks._disk.root.rglob(f"{last.name}*"))
     raw = bytearray(path.read_bytes())
     raw[-2_000] ^= 1
     path.write_bytes(raw)
     restored = engine.new_cache(len(prompt) + 64)
 
-    loaded = shelf.restore(restored, prompt, stock)
+    loaded = shelf.restore(restored, prompt, saved)
 
     assert 0 < loaded < len(prompt)
     want = logits_after(engine, prefilled(engine, prompt[:loaded]), prompt_of(3))
@@ -211,16 +211,16 @@ def test_cache_without_restorable_blocks_is_as_new(name, shelf_for):
     """The windows of a long context are lost: it is computed from its first token again."""
     engine, prompt = engine_of(name), prompt_of(600)
     shelf = shelf_for(engine)
-    stock = shelf.save(prefilled(engine, prompt), prompt)
-    stock = stock.losing({stock.windows[0].block})  # old ones go first where the disk is short
-    for place in stock.windows:
+    saved = shelf.save(prefilled(engine, prompt), prompt)
+    saved = saved.with_lost_blocks({saved.windows[0].block})  # a full disk evicts old ones first
+    for place in saved.windows:
         path = next(shelf.blocks._disk.root.rglob(f"{place.block.name}*"))
         raw = bytearray(path.read_bytes())
         raw[-2_000] ^= 1
         path.write_bytes(raw)
     emptied = engine.new_cache(len(prompt) + 64)
 
-    assert shelf.restore(emptied, prompt, stock) == 0
+    assert shelf.restore(emptied, prompt, saved) == 0
     extend(engine, emptied, prompt)
     want = logits_after(engine, prefilled(engine, prompt), prompt_of(3))
     assert np.array_equal(logits_after(engine, emptied, prompt_of(3)), want)
@@ -228,7 +228,7 @@ def test_cache_without_restorable_blocks_is_as_new(name, shelf_for):
 
 @ONE_OF_EACH_CLASS
 def test_failed_step_changes_no_cache(name, monkeypatch):
-    """A step that fails in the last layer leaves every sequence where it was."""
+    """A step that fails in the last layer leaves every sequence unchanged."""
     engine, prompts = engine_of(name), [prompt_of(count) for count in (33, 34)]
     caches = [prefilled(engine, prompt) for prompt in prompts]
     undisturbed = [prefilled(engine, prompt) for prompt in prompts]

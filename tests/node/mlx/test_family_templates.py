@@ -1,6 +1,6 @@
 """Small family templates: recognized, their answers read, and rendered back unchanged.
 
-Written for these tests; only the shape is theirs.
+Written for these tests; only their structure is a family's.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class FamilyTemplate:
     calls: str
     thought: str = ""
     text: str = ""
-    comes_back: str = ""  # what of the answer its template repeats; else all
+    comes_back: str = ""  # the part of the answer that its template repeats; else all
 
 
 COMMAND_R = FamilyTemplate(

@@ -1,4 +1,4 @@
-"""Every template is tried with a call and a thought: what cannot be read back is reported."""
+"""Trials of templates with a call and a thought: those not read back are reported."""
 
 import pytest
 

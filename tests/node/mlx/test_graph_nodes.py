@@ -7,7 +7,7 @@ from node.mlx.loaded_model import load_model
 from tests.support.architectures import ARCHITECTURES
 from tests.support.tiny_models import write_model
 
-# Writing takes 3, reading 6, attention 3, sinks 2. The rest, by layer, is what is chosen of each.
+# Writing takes 3, reading 6, attention 3, sinks 2. The rest, per layer, selects parts of them.
 NODES_MAX = {"llama": 12.25, "gpt_oss": 14.25}
 
 

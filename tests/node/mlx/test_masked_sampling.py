@@ -14,7 +14,7 @@ LIKELY, ALLOWED = 5, (33, 40, 69)
 @pytest.fixture
 def logits():
     row = np.full((1, VOCABULARY), -4.0, np.float32)
-    row[0, LIKELY] = 200.0  # of all the others, nothing is left in 32 bits
+    row[0, LIKELY] = 200.0  # all others underflow to zero in 32 bits
     row[0, 33], row[0, 40] = 2.0, 1.9
     return mx.array(row)
 

@@ -76,7 +76,7 @@ def test_quantized_tables_are_measured_too() -> None:
     nn.quantize(model, 64, 4)
 
     assert read_limits(model) == ModelLimits(VOCABULARY)
-    assert type(model.model.embed_tokens) is nn.QuantizedEmbedding  # as it was
+    assert type(model.model.embed_tokens) is nn.QuantizedEmbedding  # unchanged
 
 
 def test_guarded_smaller_table_does_not_limit_the_vocabulary() -> None:

@@ -31,7 +31,7 @@ def test_weights_take_as_much_memory_as_their_files(model):
     parameters = tree_flatten(load_model(model).engine.model.parameters())
     held_bytes = sum(array.nbytes for _, array in parameters)
 
-    assert held_bytes <= weights_bytes(model) <= held_bytes + 64 * KIB, "a header is beside them"
+    assert held_bytes <= weights_bytes(model) <= held_bytes + 64 * KIB, "files have a header, too"
 
 
 def test_scores_are_counted_by_the_heads_of_the_queries(model):
@@ -50,7 +50,7 @@ def test_unpacked_prefix_is_deducted_from_the_memory_for_scores(model):
     assert engine.prefix_bytes == PREFIX_COPIES * unpacked_bytes
     pair_bytes = engine.pair_bytes * SCORES_COPIES
     assert engine.pairs_max(1_000) == (64 * MIB - 1_000 * engine.prefix_bytes) // pair_bytes
-    assert engine.pairs_max(10**9) == 0, "the least chunk is computed all the same"
+    assert engine.pairs_max(10**9) == 0, "the smallest chunk is still computed"
 
 
 def test_long_context_reserves_prefix_memory_from_hot_caches(model):

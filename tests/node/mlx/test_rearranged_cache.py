@@ -50,7 +50,7 @@ def put(cache: ResidentCache, start: int, rows: memoryview, tokens_count: int) -
 
 
 OLD, NEW = prompt_of(TOKENS), prompt_of(25, seed=5)
-# 80:140 is taken out, and 25 others take the place of 220:230.
+# Remove 80:140, and replace 220:230 by 25 others.
 EDITED = [*OLD[:80], *OLD[140:220], *NEW, *OLD[230:]]
 MOVES = [Move(0, 80, 0), Move(140, 220, 80), Move(230, 300, 185)]
 SHIFTS = (Shift(80, 160, -60), Shift(185, 255, -45))
@@ -109,7 +109,7 @@ def test_hundred_edits_and_their_inverses_change_no_bit(name: str, bits: KvBits)
 
 @ONE_OF_EACH_CLASS
 def test_hundred_edits_equal_one_combined_edit(name: str) -> None:
-    """Each takes out a token or two; bits, shifts and logits are those of one edit."""
+    """Each removes a token or two; bits, shifts and logits are those of one edit."""
     engine = engine_of(name)
     cache, left = filled(engine, 2 * TOKENS), list(range(2 * TOKENS))
     for number in range(100):
@@ -140,7 +140,7 @@ def test_hundred_edits_equal_one_combined_edit(name: str) -> None:
 def test_hole_is_computed_independently_of_rows_after_it(
     name: str, chunks: tuple[int, ...]
 ) -> None:
-    """In chunks of any size: bit for bit what a cache holds that was put together by hand."""
+    """In chunks of any size: equal bit for bit to a cache assembled by hand."""
     engine, source = engine_of(name), computed_cache(engine_of(name), OLD)
     edited = computed_cache(engine, OLD)
     edited.rearrange(MOVES)

@@ -91,7 +91,7 @@ def test_cache_rewinds_to_the_state_before_the_last_token(
 
 
 def _state_of(engine: Engine, prompt: list[int], sampled: list[int], rows: int) -> memoryview:
-    """Return the state behind these tokens, fed one by one as in decoding."""
+    """Return the state after these tokens, fed one by one as in decoding."""
     caches = [prefilled(engine, prompt, len(prompt) - 1) for _ in range(rows)]
     for token in [prompt[-1], *sampled]:
         engine.feed(caches, [mx.array([token], mx.uint32)] * rows)
@@ -117,7 +117,7 @@ def test_recurrent_cache_rewinds_to_held_states_only(name: str) -> None:
 
 @EVERY
 def test_held_states_are_bounded_and_counted_once(name: str) -> None:
-    """The newest stay; the present one is no memory of its own, kept or to be saved."""
+    """The newest stay; the current state takes no extra memory, held or about to be saved."""
     engine, prompt = engine_of(name), prompt_of(200)
     cache = prefilled(engine, prompt, 40)
     bare = engine.new_cache(len(prompt))
@@ -168,7 +168,7 @@ def test_cache_size_can_be_read_during_engine_changes() -> None:
     changing.start()
     sizes, began_s = set(), time.monotonic()
     try:
-        # On a busy machine it may be asked often before anything changes.
+        # On a busy machine the size may be read often before it changes.
         while len(sizes) < 2 and time.monotonic() - began_s < HANG_S:
             sizes |= {cache.size_bytes for _ in range(3_000)}
     finally:

@@ -37,14 +37,14 @@ def test_rotate_moves_every_token_by_its_delta(name, lead, delta):
 @pytest.mark.parametrize("array", [False, True])
 @pytest.mark.parametrize("delta", [37, -37, (5, 3), (-5, -3), DELTAS, (0, 0)], ids=str)
 def test_rope_offsets_are_never_negative(delta, array, monkeypatch):
-    """Metal's kernel takes it for one of four billion; the CPU's does not."""
+    """Metal's kernel would read it as four billion; the CPU's does not."""
     offsets, rope = [], mx.fast.rope
 
-    def watched(*args, offset, **options):
+    def record_offset(*args, offset, **options):
         offsets.append(offset if isinstance(offset, int) else offset.min().item())
         return rope(*args, offset=offset, **options)
 
-    monkeypatch.setattr(mx.fast, "rope", watched)
+    monkeypatch.setattr(mx.fast, "rope", record_offset)
     is_one = isinstance(delta, int)
     rows = mx.random.normal((2, 1 if is_one else len(delta), 64))
     moved = rotate(rows, ROTATIONS["head"], delta if is_one or not array else mx.array(delta))

@@ -22,7 +22,7 @@ LINE = "{%- if message.content %}{{ message.content }}\n{% endif %}"
 ARGUMENTS = "{{ f.arguments | tojson }}"
 JSON = '{"command": "ls -l\\n"}'
 
-# What the assistant's message is in the template, what opens it, what the model says, its end.
+# The assistant's message in the template, its opening, the model's text, its end.
 SHAPES = {
     "coder": (
         LINE + CALLS + "<tool_call>\n<function={{ f.name }}>{% for k, v in f.arguments | items %}\n"
@@ -102,7 +102,7 @@ def test_returned_answer_is_rendered_as_it_was_fed(tmp_path, name):
     message_template, opens, says = SHAPES[name]
     template = (
         "{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'assistant' %}"
-        + message_template.replace("%}\n", "%}{{ '\\n' }}")  # Jinja drops a line's end behind a tag
+        + message_template.replace("%}\n", "%}{{ '\\n' }}")  # Jinja drops a line end after a tag
         + "<|end|>{% else %}{{ message.content }}{% endif %}{% endfor %}"
         + "{% if add_generation_prompt %}<|assistant|>"
         + opens

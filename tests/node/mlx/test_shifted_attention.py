@@ -1,4 +1,4 @@
-"""Attention to rows that were moved is attention to rows turned by hand, in float64."""
+"""Attention to moved rows equals attention to rows rotated by hand in float64."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -40,13 +40,13 @@ IN_BATCHES = pytest.mark.parametrize(
 EPSILON = 2.0**-23
 
 
-def some(delta: int) -> tuple[Shift, ...]:
-    """Move two runs by different distances, and leave some rows before, between and behind."""
+def two_shifts(delta: int) -> tuple[Shift, ...]:
+    """Move two runs by different distances, leaving rows before, between and after them."""
     return (Shift(50, 120, delta), Shift(130, 250, delta // 2 + 1))
 
 
-def allowed(delta: int) -> float:
-    """Allow what rounding an angle to float32 makes of it."""
+def tolerance(delta: int) -> float:
+    """Return the tolerance for angles rounded to float32."""
     return ROUNDING + abs(delta) * EPSILON / 8
 
 
@@ -73,24 +73,24 @@ Step = Callable[[Engine, ResidentCache], NDArray[np.float32]]
 def test_attention_to_moved_rows_equals_rows_rotated_by_hand(
     name: str, bits: KvBits, delta: int, step: Step
 ) -> None:
-    """In one layer, where a rounding is not made a larger one by the next layer's codes."""
-    engine, shifts = engine_of(name, bits, layers_count=1), some(delta)
+    """In one layer, so that no later layer's codes amplify the rounding."""
+    engine, shifts = engine_of(name, bits, layers_count=1), two_shifts(delta)
     ours = step(engine, filled(engine, TOKENS, shifts))
     theirs = step(engine, by_hand(filled(engine, TOKENS), shifts))
 
-    if name.startswith("indexed"):  # where two tokens count alike, rounding chooses
+    if name.startswith("indexed"):  # of two tokens that score alike, rounding chooses
         rows = np.abs(ours - theirs).max(axis=-1)
-        assert np.median(rows) <= allowed(delta) * np.abs(theirs).max()
+        assert np.median(rows) <= tolerance(delta) * np.abs(theirs).max()
     else:
-        assert off(ours, theirs) <= allowed(delta)
+        assert off(ours, theirs) <= tolerance(delta)
     if name != "no_layer":
-        assert off(step(engine, filled(engine, TOKENS)), theirs) > 20 * allowed(delta)
+        assert off(step(engine, filled(engine, TOKENS)), theirs) > 20 * tolerance(delta)
 
 
 @LAYERED
 @STEPS
 def test_every_layer_rotates_moved_rows(name: str, step: Step) -> None:
-    engine, shifts = engine_of(name), some(-37)
+    engine, shifts = engine_of(name), two_shifts(-37)
     ours = step(engine, filled(engine, TOKENS, shifts))
     theirs = step(engine, by_hand(filled(engine, TOKENS), shifts))
 
@@ -108,7 +108,7 @@ def test_batched_attention_to_moved_rows_equals_alone(name: str) -> None:
 
     def caches() -> list[ResidentCache]:
         return [
-            filled(engine, TOKENS, some(-37), seed=1),
+            filled(engine, TOKENS, two_shifts(-37), seed=1),
             filled(engine, 260, seed=2),
             filled(engine, 280, (Shift(0, 280, 11),), seed=3),
         ]
@@ -138,10 +138,10 @@ def test_unpacked_products_rotate_moved_rows(monkeypatch: pytest.MonkeyPatch, de
     monkeypatch.setattr(packed_product, "_unpacked_keys_product", multiply)
     ours = decode(engine, filled(engine, 1_500, shifts))
 
-    assert {650, 680} <= set(unpacked), "runs of moved rows, each multiplied by itself"
+    assert {650, 680} <= set(unpacked), "each run of moved rows is multiplied separately"
     theirs = decode(engine, by_hand(filled(engine, 1_500), shifts))
-    assert off(ours, theirs) <= allowed(delta)
-    assert off(decode(engine, filled(engine, 1_500)), theirs) > 20 * allowed(delta)
+    assert off(ours, theirs) <= tolerance(delta)
+    assert off(decode(engine, filled(engine, 1_500)), theirs) > 20 * tolerance(delta)
 
 
 def test_every_batching_mode_is_covered() -> None:
@@ -159,7 +159,7 @@ def packed_calls() -> Iterator[list[mx.array]]:
 @IN_BATCHES
 def test_moved_rows_keep_packed_attention(name: str) -> None:
     engine, calls = engine_of(name), []
-    for shifts in ((), some(-37)):
+    for shifts in ((), two_shifts(-37)):
         with packed_calls() as differences:
             decode(engine, filled(engine, TOKENS, shifts))
         calls.append(len(differences))
@@ -190,8 +190,10 @@ def test_layers_rotate_at_their_own_rates() -> None:
     """In some models the layers' bases differ."""
     bases = (1e4, 1e6, 1e2)
     turns = [replace(TURN, base=base) for base in bases]
-    cache, still = (filled_cache(*turns, shifts=shifts) for shifts in (some(200), ()))
-    deltas = [sum(s.delta for s in some(200) if s.start <= at < s.end) for at in range(TOKENS)]
+    cache, still = (filled_cache(*turns, shifts=shifts) for shifts in (two_shifts(200), ()))
+    deltas = [
+        sum(s.delta for s in two_shifts(200) if s.start <= at < s.end) for at in range(TOKENS)
+    ]
 
     for layer, turn in enumerate(turns):
         ours, plain = (dense(fetched(c, layer)[0]) for c in (cache, still))
@@ -201,8 +203,8 @@ def test_layers_rotate_at_their_own_rates() -> None:
 
 @pytest.mark.parametrize("count", [1, 49, 50, 60, 130, 170, 175, 250, 251, 300, 999])
 def test_masked_last_tokens_are_rotated_too(count: int) -> None:
-    """Rows of a ragged batch are cut from the left: what was moved is cut with them."""
-    keys, values = fetched(filled_cache(TURN, shifts=some(200)))
+    """Rows of a ragged batch are cut from the left, and their moved runs with them."""
+    keys, values = fetched(filled_cache(TURN, shifts=two_shifts(200)))
     queries = mx.random.normal((1, 8, 1, 64))
     ours = attend(queries, Rows([keys]), Rows([values]), None, 0.125, LastTokens(count))
     plain = (array[:, :, -count:] for array in (keys.dense(), values.dense()))
@@ -212,9 +214,9 @@ def test_masked_last_tokens_are_rotated_too(count: int) -> None:
 
 
 def test_unmoved_rows_are_fetched_without_rotation() -> None:
-    """Nothing is attached to them, and nothing computed."""
+    """They carry no shifts and need no computation."""
     keys, values = fetched(filled_cache(TURN))
-    moved, _ = fetched(filled_cache(TURN, shifts=some(200)))
+    moved, _ = fetched(filled_cache(TURN, shifts=two_shifts(200)))
 
     assert keys.moved_rows is values.moved_rows is None
     assert moved.moved_rows is not None
@@ -222,7 +224,7 @@ def test_unmoved_rows_are_fetched_without_rotation() -> None:
 
 
 def test_stored_bytes_of_moved_rows_are_unrotated() -> None:
-    cache, still = filled_cache(TURN, shifts=some(200)), filled_cache(TURN)
+    cache, still = filled_cache(TURN, shifts=two_shifts(200)), filled_cache(TURN)
 
     assert bytes(cache.gather(0, TOKENS)) == bytes(still.gather(0, TOKENS))
 

@@ -1,6 +1,6 @@
 """Tools as chat templates get them: with an object of properties for every client schema.
 
-What may be called follows the schema as it was sent.
+Calls follow the schema as the client sent it.
 """
 
 import json

@@ -29,14 +29,14 @@ USER = {"role": "user", "content": "hi"}
 PROMPT = (Message(MessageRole.USER, ("hi",)),)
 END = "<|im_end|>"
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-# As a family's template writes a thought that is sent back; another in each place.
+# White space around a thought's marks in the template, different at each place.
 SPACING = ("\n", "\n\n", "\n")
 
 
 def template_of(thought, *, opens):
-    opening, before, behind = (space.replace("\n", "\\n") for space in SPACING)
+    opening, before, after = (space.replace("\n", "\\n") for space in SPACING)
     written = (
-        f"{{{{ '{thought.start}{opening}' + m.reasoning_content + '{before}{thought.end}{behind}' "
+        f"{{{{ '{thought.start}{opening}' + m.reasoning_content + '{before}{thought.end}{after}' "
         "if m.reasoning_content }}"
     )
     return (
@@ -67,9 +67,9 @@ def begin(tokenizer, tokens, *, tools=None):
 
 
 def follow(tokenizer, budget, *, free, ways=()):
-    """Let a model produce the tokens of `free`; return the text up to the end of the steering.
+    """Produce the tokens of `free` as a model; return the text up to the end of the steering.
 
-    `ways` lists the tokens that it chooses where there are several.
+    `ways` lists the tokens to choose if the steering allows several.
     """
     produced, words = [], list(tokenizer.encode(free).ids)
     choices = list(tokenizer.encode("".join(ways)).ids)
@@ -97,8 +97,8 @@ def test_thought_end_is_written_as_in_the_familys_template(tmp_path, thought, to
     tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=True), specials_of(thought))
     assert tokenizer.format.thought == thought
     text_out = follow(tokenizer, begin(tokenizer, tokens), free="abcde"[:tokens])
-    opening, before, behind = SPACING
-    assert text_out == "abcde"[:tokens] + before + thought.end + behind
+    opening, before, after = SPACING
+    assert text_out == "abcde"[:tokens] + before + thought.end + after
     whole = tokenizer.render(
         [USER, {"role": "assistant", "content": "", "reasoning_content": "abcde"[:tokens] or "-"}],
         None,
@@ -106,7 +106,7 @@ def test_thought_end_is_written_as_in_the_familys_template(tmp_path, thought, to
         opens_answer=False,
     )
     written = whole.partition(thought.start)[2].rpartition(END)[0]
-    assert written == opening + ("abcde"[:tokens] or "-") + before + thought.end + behind
+    assert written == opening + ("abcde"[:tokens] or "-") + before + thought.end + after
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
@@ -114,7 +114,7 @@ def test_thought_opened_by_the_model_is_ended_the_same_way(tmp_path, thought, to
     tokenizer = chat_tokenizer(tmp_path, template_of(thought, opens=False), specials_of(thought))
     opened = thought.start + SPACING[0]
     budget = begin(tokenizer, tokens)
-    assert budget.steering is None  # it may begin
+    assert budget.steering is None  # a thought may begin
     text_out = follow(tokenizer, budget, free=thought.start)
     if tokens == 0:
         assert text_out == opened + SPACING[1] + thought.end + SPACING[2]
@@ -123,7 +123,7 @@ def test_thought_opened_by_the_model_is_ended_the_same_way(tmp_path, thought, to
         text_out += follow(tokenizer, budget, free="abcde"[:tokens])
         end = SPACING[1] + thought.end + SPACING[2]
         assert text_out == thought.start + "abcde"[:tokens] + end
-    assert budget.steering.bars  # it would begin another thought
+    assert budget.steering.bars  # the mark that would begin another thought
 
 
 def test_thought_below_its_budget_is_unchanged(tmp_path, thought):
@@ -220,7 +220,7 @@ def test_harmony_may_call_after_the_budget_is_spent(tmp_path, channel):
     text_out = follow(tokenizer, budget, free=start, ways=(channel,))
     rest = "<|message|>" if channel == "final" else ""
     assert text_out == f"{start}{SWITCH}{channel}{rest}"
-    if channel == "commentary":  # and think no more behind it
+    if channel == "commentary":  # and no further thought
         more = follow(tokenizer, budget, free=f"<|message|>well{SWITCH}", ways=("final",))
         assert more == f"<|message|>well{SWITCH}final<|message|>"
 

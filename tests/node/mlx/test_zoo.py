@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from fabric.errors import FatalError
-from fabric.kvcache.arrangement import Shift, why_unshiftable
+from fabric.kvcache.arrangement import Shift, unshiftable_reason
 from fabric.kvcache.cache_spec import NATIVE, CacheGroup
 from fabric.settings import KvBits
 from node.mlx import attention
@@ -42,7 +42,7 @@ EQUAL = {
     "minimax_m3_vl": "its index chooses blocks by place in the cache",
     "phi3small": "attends by itself, to one length",
 }
-# Longer than any window or index of the zoo, ends on either side of a block's and a window's end.
+# Longer than any window or index of the zoo, with ends on both sides of a block's and a window's.
 LENGTHS = ((370, 3, 247), (241, 239, 250), (257, 256, 255))
 CUTS = (1, 32, 255, 257, 300, 400)
 NATIVE_BITS = KvBits(NATIVE, NATIVE, NATIVE)
@@ -91,14 +91,14 @@ def decode_logits(engine: Engine, prompts: list[list[int]], together: bool) -> l
 
 
 def off(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    """Return the largest difference by the largest number, of what is finite."""
+    """Return the largest difference relative to the largest number, of finite values."""
     assert np.array_equal(np.isfinite(ours), np.isfinite(theirs))
-    held = np.isfinite(theirs)
-    return float(np.abs(ours[held] - theirs[held]).max() / np.abs(theirs[held]).max())
+    finite = np.isfinite(theirs)
+    return float(np.abs(ours[finite] - theirs[finite]).max() / np.abs(theirs[finite]).max())
 
 
 def test_zoo_covers_every_family() -> None:
-    """A family that a new mlx-lm brings is tried, or listed with a reason."""
+    """Every family of mlx-lm is tested, or listed with a reason."""
     named = {config["model_type"].replace("falcon_mamba", "mamba") for config in ZOO.values()}
     assert set(families()) <= named
     assert not named & NOT_RUN.keys()
@@ -107,9 +107,9 @@ def test_zoo_covers_every_family() -> None:
 
 @EVERY
 def test_batched_equals_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At all lengths, past every window and budget, in every company."""
+    """At all lengths, past every window and budget, in every batch."""
     engine = engine_of(name)
-    # What would be decoded alone for its cost is decoded together here.
+    # Sequences that would be decoded alone for their cost are batched here.
     monkeypatch.setattr(engine, "padded_tokens_max", 1 << 30)
     is_alone, is_equal = engine.batching is Batching.ALONE, engine.padded_waste_max == 1.0
     assert is_alone == (name in ALONE)
@@ -133,9 +133,9 @@ def test_restored_cache_equals_undisturbed(name: str, tmp_path: Path) -> None:
         prompt = prompt_of(cut, seed)
         undisturbed = prefilled(engine, prompt)
         with shelf_at(tmp_path / f"{cut}", engine) as shelf:
-            stock = shelf.save(undisturbed, prompt)
+            saved = shelf.save(undisturbed, prompt)
             restored = engine.new_cache(cut + 64)
-            assert shelf.restore(restored, prompt, stock, cut) == cut
+            assert shelf.restore(restored, prompt, saved, cut) == cut
             following = prompt_of(20, seed=cut)
             extend(engine, undisturbed, [*prompt, *following])
             extend(engine, restored, [*prompt, *following])
@@ -144,28 +144,28 @@ def test_restored_cache_equals_undisturbed(name: str, tmp_path: Path) -> None:
             assert np.array_equal(logits_after(engine, restored, more), want)
             whole = [*prompt, *following, *more]
             restored.take_snapshot()
-            stock = shelf.save(restored, whole, stock)
+            saved = shelf.save(restored, whole, saved)
             again = engine.new_cache(len(whole) + 64)
-            assert shelf.restore(again, whole, stock) == len(whole)
+            assert shelf.restore(again, whole, saved) == len(whole)
         want = logits_after(engine, undisturbed, more)
         assert np.array_equal(logits_after(engine, again, more), want)
 
 
 @EVERY
 def test_native_caches_compute_the_same_as_mlx_lm(name: str) -> None:
-    """Far behind every window, in the same chunks, against mlx-lm's own caches."""
+    """Far past every window, in the same chunks, against mlx-lm's own caches."""
     model, engine = model_of(name), engine_of(name, NATIVE_BITS)
     prompt = prompt_of(700)
-    stock = make_prompt_cache(model)
+    native = make_prompt_cache(model)
     ours = engine.new_cache(len(prompt))
     want, got = [], []
     for start in range(0, 690, 115):
         chunk = prompt[start : start + 115]
-        model(mx.array([chunk]), cache=stock)
-        mx.eval([cache.state for cache in stock if not cache.empty()])
+        model(mx.array([chunk]), cache=native)
+        mx.eval([cache.state for cache in native if not cache.empty()])
         engine.prefill(ours, chunk)
     for token in prompt[690:]:
-        want.append(np.array(model(mx.array([[token]]), cache=stock)[0, -1]))
+        want.append(np.array(model(mx.array([[token]]), cache=native)[0, -1]))
         got.append(np.array(engine.feed([ours], [mx.array([token], mx.uint32)])[0]))
 
     assert off(np.stack(got), np.stack(want)) < 3e-4
@@ -175,7 +175,7 @@ def test_native_caches_compute_the_same_as_mlx_lm(name: str) -> None:
 def test_rewound_cache_equals_undisturbed(name: str) -> None:
     """A cache rewound in memory computes the same as the first time."""
     engine, prompt = engine_of(name), prompt_of(300)
-    first = prefilled(engine, prompt[:290])  # whose windows begin in the last block
+    first = prefilled(engine, prompt[:290])  # the windows begin in the last block
     again = prefilled(engine, prompt[:290])
     extend(engine, again, prompt)
     assert again.can_rewind(290)
@@ -184,17 +184,17 @@ def test_rewound_cache_equals_undisturbed(name: str) -> None:
     before = logits_after(engine, first, more)
     assert np.array_equal(logits_after(engine, again, more), before)
 
-    # Or all of this would compare what no cache decides.
+    # Another cache gives other logits, so the comparison depends on the cache.
     other = prefilled(engine, prompt_of(290, seed=9))
     assert off(logits_after(engine, other, more), before) > 1e-3
 
 
 @EVERY
 def test_moved_rows_equal_rows_rotated_by_hand(name: str) -> None:
-    """In plain numbers far into the model; packed, call by call."""
+    """Unquantized, the final logits are compared; packed, every call of attention."""
     shifts = (Shift(20, 90, -13), Shift(100, 180, 40))
     plain, engine = engine_of(name, NATIVE_BITS), engine_of(name)
-    if why_unshiftable(engine.spec):
+    if unshiftable_reason(engine.spec):
         assert any(
             layer.group is not CacheGroup.FULL or layer.rotations_unknown
             for layer in engine.spec.layers

@@ -9,7 +9,7 @@ from fabric.errors import RejectedError
 from fabric.net.interfaces import (
     Interface,
     darwin_kind,
-    leading_to,
+    interfaces_reaching,
     parse_hardware_ports,
     parse_ifconfig,
 )
@@ -136,7 +136,7 @@ BOTH_CABLES = [
         ("192.168.1.9", ETHERNET, "studio", ["en0", "en1"]),
         ("169.254.9.9", THUNDERBOLT, "studio", ["bridge0"]),
         ("10.0.9.9", ETHERNET, "studio", ["en7"]),
-        # All in one network: what the peer says of its end decides.
+        # All in one network: the peer's report of its end decides.
         ("10.0.0.2", THUNDERBOLT, "both", ["bridge0", "en0", "en1"]),
         ("10.0.0.2", ETHERNET, "both", ["en0", "en1", "bridge0"]),
         ("10.0.0.2", WIFI, "both", ["en0", "en1", "bridge0"]),
@@ -150,7 +150,7 @@ BOTH_CABLES = [
 )
 def test_interfaces_towards_a_peer_are_those_in_its_network(host, kind, interfaces, devices):
     studio = parse_ifconfig(STUDIO_IFCONFIG, parse_hardware_ports(STUDIO_PORTS))
-    found = leading_to(host, kind, {"studio": studio, "both": BOTH_CABLES}[interfaces])
+    found = interfaces_reaching(host, kind, {"studio": studio, "both": BOTH_CABLES}[interfaces])
 
     assert [interface.device for interface in found] == devices
 

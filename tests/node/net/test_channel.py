@@ -20,7 +20,7 @@ from node.transfer.payload import Compressor, receive_slice, send_range
 from node.transfer.urgency_gate import UrgencyGate
 
 KEYS = b"1" * 32, b"2" * 32
-# The shortest are shorter than what is received ahead of them.
+# The shortest are shorter than the read-ahead.
 LENGTHS = (1, 2, 15, 16, 17, 40, 300 * KIB, 1, 86, 70_000)
 
 

@@ -73,7 +73,7 @@ def test_addresses_are_pinged_once_then_periodically_or_on_doubt(table, clock):
     for address in ALL:
         table.record_answer(PEER, address, 0.001, "en0", None)
     clock.now_s += PING_EVERY_S
-    table.observe(PEER, LAN, MIB, 0.1)  # heard: no need to ask
+    table.observe(PEER, LAN, MIB, 0.1)  # a recent answer: no ping needed
     assert {address for _, address in table.due()} == {CABLE, WIFI}
     table.expire_all()
     assert len(table.due()) == 3

@@ -109,7 +109,7 @@ def test_closed_port_hang_up_and_bad_address_are_distinguished():
 
 
 def test_probe_is_refused_during_a_transfer(port, server, shelf):
-    ref = shelf.add(32 * MIB)  # more than the sockets on the way can hold
+    ref = shelf.add(32 * MIB)  # more than the sockets can buffer
     ticket, enough = offer(server, [ref]), threading.Event()
 
     def fetch_until_enough(address):
@@ -193,7 +193,7 @@ def test_failed_link_is_rediscovered(port, server, shelf, prober):
         prober(table)
         table.set_peers([PeerNode(SOURCE, 1, (address,))])
         until(lambda: table.views()[0].reachable)
-        table.failed(SOURCE, address)  # as a transfer says whose streams broke
+        table.failed(SOURCE, address)  # as a transfer with broken streams reports
         assert table.views()[0].reachable is False
         until(lambda: table.views()[0].reachable)
 
@@ -210,7 +210,7 @@ class Recorder:
 
 
 class SleepyClock(StoppedClock):
-    """Moves with the machine's, and can fall asleep as a Mac does."""
+    """A clock that follows the machine's, and can sleep as a Mac's does."""
 
     def __init__(self):
         super().__init__()
@@ -252,10 +252,10 @@ def test_links_are_pinged_again_after_sleep_or_address_change(prober):
     until(lambda: pings() == 6)
     assert changes == [("another cable",)]
     time.sleep(0.2)
-    assert pings() == 6  # no more than that
+    assert pings() == 6  # and no more
     assert (
         sum(probe_bytes > 0 for _, _, probe_bytes in recorder.measured) == 1
-    )  # it took long: then a pause
+    )  # a long probe is followed by a pause
 
 
 def test_wall_clock_change_does_not_cause_pings(prober):
@@ -272,7 +272,7 @@ def test_wall_clock_change_does_not_cause_pings(prober):
         clock.set_s += jump_s
         time.sleep(0.1)
     assert pings() == 1
-    clock.slept_s += 3600.0  # it does look when the machine slept
+    clock.slept_s += 3600.0  # a sleep of the machine does cause a ping
     until(lambda: pings() == 2)
 
 

@@ -1,4 +1,4 @@
-"""Each interface has a listening socket of its own, at all addresses or at its own."""
+"""Each interface has its own listening socket, at all addresses or at its own."""
 
 import socket
 
@@ -14,7 +14,7 @@ OTHER = Interface("lo", "127.0.0.3", LinkKind.ETHERNET, 0, 8)
 
 @pytest.fixture
 def own_hosts(monkeypatch):
-    """Listen as on macOS, where a socket is bound to an interface by a means of its own."""
+    """Listen as on macOS, which binds a socket to an interface with an option of its own."""
     bound = []
     monkeypatch.setattr("node.net.listeners.bind_to_device", lambda _, device: bound.append(device))
     listeners = Listeners(EVERYWHERE, 0, at_own_hosts=True)

@@ -65,7 +65,7 @@ def assert_still_serves(shelf, server, port):
 
 @contextmanager
 def traced():
-    """Yield a list that gets the most memory that the block has taken."""
+    """Yield a list that receives the block's peak memory."""
     peaks = []
     tracemalloc.start()
     try:
@@ -255,7 +255,7 @@ def test_lying_server_is_detected_in_bounded_memory(shelf, server, lie):
         impostor(authenticated_server(act)) as address,
         expected,
     ):
-        timeouts = replace(HASTE, silence_alone_s=1.0)  # for who falls silent after the lie
+        timeouts = replace(HASTE, silence_alone_s=1.0)  # for servers that fall silent after the lie
         fetch([address], ticket, [ref], catch, connections=connections, timeouts=timeouts)
 
     assert catch.blocks == {}
@@ -287,7 +287,7 @@ def test_dripping_server_is_given_up(shelf, server):
 
 
 def test_next_range_is_requested_before_the_last_one_arrives(shelf, server):
-    # Each is a range of its own.
+    # Each is a separate range.
     refs = [shelf.add(TRANSFER_REQUEST_BYTES + MIB, seed) for seed in range(3)]
     requests = []
 

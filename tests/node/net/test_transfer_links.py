@@ -27,7 +27,7 @@ from tests.support.transfers import (
 )
 
 MIB = 1 << 20
-# Noticed soon beside a link that moves; alone, only after longer than a test may take.
+# Detected soon beside a live link; alone, only after longer than a test may take.
 ALERT = replace(HASTE, silence_s=0.4, silence_alone_s=60.0)
 
 
@@ -53,7 +53,7 @@ def connections():
 
 
 def paced_link(server, bytes_per_s, faults=1, **changes):
-    """A link of about this speed: a proxy that rests between chunks."""
+    """Open a link of about this speed: a proxy that pauses between chunks."""
     chunk_bytes = 64 * 1024
     fault = Fault(pause_s=chunk_bytes / bytes_per_s, chunk_bytes=chunk_bytes, **changes)
     return FaultProxy(("127.0.0.1", server.addresses()[0].port), [fault] * faults)
@@ -124,7 +124,7 @@ def test_silently_dead_link_is_detected_by_the_other(shelf, server, connections,
         )
 
     assert catch.blocks == {ref.name: shelf.payload(ref) for ref in refs}
-    assert report.wire_bytes == report.bytes  # nothing that had arrived came again
+    assert report.wire_bytes == report.bytes  # no received byte was sent again
     assert addresses[0] in book.failures
     assert connections.counts()["silent"] >= 1
 
@@ -262,7 +262,7 @@ def test_sender_waits_for_more_urgent_ones_on_its_link(mine, others, link, age_s
 
     with gate.sending(link, others), gate.sending("a", mine) as sender:
         clock.now_s += age_s
-        assert gate.before_slice(sender) is waits  # and comes back, though nothing changed
+        assert gate.before_slice(sender) is waits  # the wait is bounded, so the call returns
     with gate.sending("a", mine) as sender:
         assert gate.before_slice(sender) is False
     assert 0 < TRANSFER_HOLD_S < STUCK_S

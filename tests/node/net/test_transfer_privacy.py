@@ -50,7 +50,7 @@ def serving(shelf):
 def cabled(monkeypatch):
     """Treat connections of this machine as a cable at the given ends."""
 
-    def lay(*, client, server):
+    def lay_cable(*, client, server):
         def is_on_cable(channel):
             is_server = channel._sock.getsockname()[1] == ports[0]
             return server if is_server else client
@@ -59,11 +59,11 @@ def cabled(monkeypatch):
         monkeypatch.setattr(Channel, "is_on_cable", is_on_cable)
         return ports.append
 
-    return lay
+    return lay_cable
 
 
 def fetch_through_tap(shelf, server, mode, address=loopback):
-    """Fetch a block through a tap; return what passed it, and whether the block came."""
+    """Fetch a block through a tap; return the tapped bytes, and whether the block arrived."""
     ref = shelf.add(SIZE, noise=address is loopback)
     ticket = offer(server, [ref])
     kept = Connections()

@@ -110,7 +110,7 @@ def test_forced_answer_is_a_valid_call(node, names):
 
 
 def test_strict_call_in_channels_is_valid_without_a_forced_call(tmp_path):
-    """No token by itself begins such a call: all of the answer has the grammar."""
+    """No single token begins such a call, so the grammar covers the whole answer."""
     template, specials, end = SHAPES["harmony"]
     shape = Shape("harmony", template, specials, end, str)
     model = write_shape(tmp_path / "model", shape, "full", ["the sky is blue"] * 9)

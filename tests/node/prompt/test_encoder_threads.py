@@ -81,7 +81,7 @@ def test_cancelled_waiter_takes_no_bytes(ends_first):
         work = Work()
         tasks = [asyncio.create_task(encoders.run(work, ENCODING_BYTES_MAX)) for _ in range(4)]
         await wait_for_running(work, 1)
-        if ends_first:  # it is let in and hangs up in the same moment
+        if ends_first:  # admitted and cancelled at the same moment
             work.may_end.set()
             await tasks[0]
         tasks[1].cancel()
@@ -110,11 +110,11 @@ def test_answer_prefix_is_read_off_the_event_loop(tmp_path, monkeypatch):
     threads = []
     begin_answer = PromptPipeline._begin_answer
 
-    def noted(*arguments):
+    def record_thread(*arguments):
         threads.append(threading.current_thread().name)
         return begin_answer(*arguments)
 
     with running(tmp_path / "a", write_model(tmp_path / "model", LLAMA)) as service:
-        monkeypatch.setattr(PromptPipeline, "_begin_answer", noted)
+        monkeypatch.setattr(PromptPipeline, "_begin_answer", record_thread)
         ask(service, "the cat sat on the mat", max_tokens=1)
     assert [name.rpartition("_")[0] for name in threads] == ["encode"]

@@ -58,8 +58,8 @@ OPENINGS = {
     "stripped_by_template": ("<|Assistant|><think>\n", True),
     "headers": ("<|head|>assistant<|/head|>\n\n", True),
     "folded_system": ("<start_of_turn>model\n", False),
-    "head_at_last_question": ("", False),  # the question's own end is all
-    "no_tokens": ("", False),  # a text that ends there might continue within the message
+    "head_at_last_question": ("", False),  # nothing follows the question's own end
+    "no_tokens": ("", False),  # no token marks the end, so the text might continue
 }
 
 
@@ -135,5 +135,5 @@ def test_number_of_remembered_openings_is_bounded(tmp_path):
     [("chatml", False), ("thoughts_kept", True), ("headers", True), ("channels", False)],
 )
 def test_trimming_templates_are_detected(tmp_path, name, trims):
-    """The white space behind an answer's text is not in the prompts that follow."""
+    """Later prompts omit the white space after an answer's text."""
     assert find_parts(tmp_path, name, [SYSTEM, USER])[1].trims_answers is trims

@@ -59,7 +59,7 @@ def test_bias_for_an_invalid_token_is_refused(service, token):
 
 
 def test_last_token_of_the_model_can_be_biased(service):
-    """The last one, too: a bias for it alone makes it the answer."""
+    """A bias for this token alone makes it the answer."""
     last = VOCABULARY - 1
     reply = ask(service, WORDS, max_tokens=2, ignore_eos=True, logit_bias={str(last): 100.0})
 
@@ -67,7 +67,7 @@ def test_last_token_of_the_model_can_be_biased(service):
 
 
 def test_padding_rows_of_the_vocabulary_are_never_sampled(tmp_path):
-    """Models pad their vocabularies; the text of such an id would be anything, or an error."""
+    """Models pad their vocabularies; the text of such an id would be arbitrary or an error."""
     model = write_model(tmp_path / "llama", LLAMA)
     write_tokenizer(model)
     known = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab_size()
@@ -77,7 +77,7 @@ def test_padding_rows_of_the_vocabulary_are_never_sampled(tmp_path):
         assert service.node.resources.identity.model.vocabulary_size == known < VOCABULARY
         assert refusal_of(service, WORDS, logit_bias={str(known): 1.0}).param == "logit_bias"
 
-    assert "!" not in reply.text  # what mlx-lm shows for a token without a text
+    assert "!" not in reply.text  # mlx-lm's text for a token without one
 
 
 def test_prompt_token_missing_in_the_model_is_refused(tmp_path):
@@ -136,7 +136,7 @@ def test_longest_fitting_prompt_is_served_and_one_more_token_is_not(service):
 
 
 def test_chat_without_a_template_is_encoded_as_plain_text(tmp_path):
-    """Behind the token that its tokenizer puts in front of each."""
+    """The text follows the token that the tokenizer puts in front of each prompt."""
     folder = write_model(tmp_path / "llama", LLAMA)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     first = "<|endoftext|>"

@@ -93,7 +93,7 @@ def test_omitted_parts_of_an_answer_are_restored(message, note):
 
 
 def test_text_templates_get_arguments_as_the_model_wrote_them():
-    """Others print the object in their own way, with its keys in the model's order."""
+    """Other templates print the object in their own way, with keys in the model's order."""
     (answer,) = restored(asking(returned_answer())).request.messages[len(QUESTION) :]
     for is_text, arguments in ((True, WRITTEN), (False, {"what": "y", "path": "x"})):
         (message,) = adapt_messages([template_form(answer)], TemplateTraits(text_arguments=is_text))
@@ -145,7 +145,7 @@ def test_thought_of_the_client_is_kept():
 def test_thought_stripped_by_a_policy_is_not_restored():
     result = restored(asking(returned_answer(is_stripped=True, texts=("So.",))))
     assert result.request.messages[-1].reasoning is None
-    assert result.note == "; restored spelling: 1", "all else comes back"
+    assert result.note == "; restored spelling: 1", "everything else is restored"
 
 
 def test_restore_option_is_honored_and_hidden_from_templates():
@@ -236,11 +236,11 @@ def test_remembered_answers_are_read_once_and_hashed_off_the_loop(tmp_path, monk
     """The messages are hashed on an encoder thread; the new answer at its end."""
     hashed, read, add, decode_answers = [], [], restoring._extend, indexes.decode_answers
 
-    def adding(digest, message):
+    def record_and_add(digest, message):
         hashed.append((threading.current_thread().name.split("_")[0], message.role))
         return add(digest, message)
 
-    def reading(spelled):
+    def record_and_decode(spelled):
         read.append(spelled)
         return decode_answers(spelled)
 
@@ -249,8 +249,8 @@ def test_remembered_answers_are_read_once_and_hashed_off_the_loop(tmp_path, monk
     with scripted() as script, running(tmp_path, str(model)) as service:
         driver = Driver(service, shape, script, has_ids=True)
         talk = Talk(driver, tools=TOOLS, echo=drop_thought)
-        monkeypatch.setattr(restoring, "_extend", adding)
-        monkeypatch.setattr(indexes, "decode_answers", reading)
+        monkeypatch.setattr(restoring, "_extend", record_and_add)
+        monkeypatch.setattr(indexes, "decode_answers", record_and_decode)
         for turn in range(3):
             hashed.clear()
             read.clear()
@@ -302,7 +302,7 @@ def test_restored_spelling_is_stored_in_the_new_agents_record(tmp_path):
 
 @pytest.mark.parametrize("depth", [100, 900, 990, 995, 1_000, 1_000_000])
 def test_deeply_nested_arguments_are_accepted(depth):
-    """A client's JSON in a text is as deep as it likes."""
+    """A client's JSON text may be nested to any depth."""
     deep = "[" * depth + "]" * depth
     use = replace(CALL, arguments=deep)
     found = locate_messages(asking(returned_answer(uses=(use,)), RESULT))

@@ -42,27 +42,27 @@ CHANGES = {
 def test_change_from_another_thread_is_caught(what):
     make, change = CHANGES[what]
 
-    async def go():
+    async def change_on_both_threads():
         state = make()
         change(state)
         with pytest.raises(AssertionError, match="off its event loop"):
             await asyncio.to_thread(change, state)
 
-    asyncio.run(go())
+    asyncio.run(change_on_both_threads())
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_change_on_another_loop_is_caught(what):
     make, change = CHANGES[what]
 
-    async def go(state):
+    async def change_on_loop(state):
         change(state)
 
     state = make()
     change(state)  # before any loop runs
-    asyncio.run(go(state))
+    asyncio.run(change_on_loop(state))
     with pytest.raises(AssertionError, match="off its event loop"):
-        asyncio.run(go(state))
+        asyncio.run(change_on_loop(state))
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -70,9 +70,9 @@ def test_no_assertion_without_debug_mode(what, monkeypatch):
     monkeypatch.setattr(one_loop._Debug, "is_on", False)
     make, change = CHANGES[what]
 
-    async def go():
+    async def change_on_both_threads():
         state = make()
         change(state)
         await asyncio.to_thread(change, state)
 
-    asyncio.run(go())
+    asyncio.run(change_on_both_threads())

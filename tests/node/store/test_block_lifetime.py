@@ -227,7 +227,7 @@ def test_threads_never_see_wrong_bytes(disk):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The store against a model that is three counters."""
+    """The store compared with a model of three counters."""
 
     blocks = tuple(make_block(seed, 1 + seed % 3) for seed in range(5))
     index = st.integers(0, len(blocks) - 1)
@@ -317,18 +317,18 @@ def test_leftover_of_a_failed_put_is_swept_later(disk, store, monkeypatch):
     """The drive fails after writing the file, and refuses to remove it."""
     block, publish = make_block(1), disk.publish_ordered
 
-    def fails_at_the_end(name, parts):
+    def fail_after_write(name, parts):
         publish(name, parts)
         message = "the folder cannot be flushed"
         raise DiskError(message)
 
-    def refuses(name):
+    def refuse_removal(name):
         message = "nor can it be removed"
         raise DiskError(message)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "publish_ordered", fails_at_the_end)
-        patch.setattr(disk, "remove", refuses)
+        patch.setattr(disk, "publish_ordered", fail_after_write)
+        patch.setattr(disk, "remove", refuse_removal)
         with pytest.raises(DiskError):
             block.put_into(store)
     assert len(disk.list_names("blocks")) == 1

@@ -21,7 +21,7 @@ from node.store import descriptors
     ],
 )
 def test_flush_commands_on_macos(monkeypatch, durability, refused, expected):
-    """The commands macOS would get; that they reach the drive only a Mac can show."""
+    """Check the commands sent on macOS; only a Mac can show that they reach the drive."""
     done = []
 
     def command(_descriptor, number):

@@ -19,7 +19,7 @@ from node.store.manifest_store import ManifestStore
 from node.tiers.restore import load_layout
 from tests.support.blocks import CLUSTER_KEY, FINGERPRINT, SALT, SPEC, TENANT, make_manifest
 
-EDITED = EditLineage(BLOCK_TOKENS, b"e" * 32)  # behind the first block
+EDITED = EditLineage(BLOCK_TOKENS, b"e" * 32)  # after the first block
 TOKENS = random.Random(0).choices(range(1 << 16), k=3 * BLOCK_TOKENS)
 
 

@@ -12,7 +12,7 @@ from fabric.limits import BLOCK_TOKENS, MIB
 from fabric.record.layout import Held, Layout
 from fabric.record.manifest import Manifest, decode_manifest, encode_manifest
 from fabric.record.piece_table import PieceTable
-from fabric.record.stored_part import named_blocks, truncate_record, without_edited
+from fabric.record.stored_part import named_blocks, truncate_before_edits, truncate_record
 from fabric.u32s import U32s
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
@@ -72,7 +72,7 @@ def rows_of(cache: ResidentCache, start: int, end: int) -> bytes:
 
 
 def random_moves(rng: random.Random, count: int) -> list[Move]:
-    """Take out some spans and put some in, at most four times."""
+    """Remove and insert spans, at most four times."""
     cuts = sorted(rng.sample(range(1, count), k=min(count - 1, 2 * rng.randint(1, 4))))
     moves, old, new = [], 0, 0
     for start, end in zip(cuts[::2], cuts[1::2], strict=False):
@@ -83,13 +83,13 @@ def random_moves(rng: random.Random, count: int) -> list[Move]:
 
 
 def save(store: AgentStore, memory: Memory, layout: Layout | None, before: Manifest) -> Manifest:
-    """Store what a turn would: the holes, what is behind the head, and then the record."""
+    """Store as a turn does: the holes, the rows after the head, and then the record."""
     ids = memory.tokens
     head = store.name_head(TENANT, ids, layout) if layout is not None else None
     lineage = head.lineage if head is not None else UNEDITED
     spans = [*(head.spans if head is not None else ())]
-    behind = store.spans(TENANT, ids, lineage=lineage)
-    refs = [store.save_block(s, ids, memory.kv(s.start, s.end)) for s in (*spans, *behind)]
+    later_spans = store.spans(TENANT, ids, lineage=lineage)
+    refs = [store.save_block(s, ids, memory.kv(s.start, s.end)) for s in (*spans, *later_spans)]
     pieces, edited_memory = PieceTable(), None
     if head is not None:
         pieces, edited_memory = head.filled(refs[: len(spans)], U32s(ids))
@@ -109,20 +109,20 @@ def save(store: AgentStore, memory: Memory, layout: Layout | None, before: Manif
 
 
 def stored_memory(store: AgentStore, rng: random.Random, count: int) -> tuple[Memory, Manifest]:
-    """Compute so many tokens, and store them."""
+    """Compute `count` tokens and store them."""
     memory = Memory(rng)
     memory.compute(count)
     return memory, save(store, memory, None, make_manifest([], revision=0))
 
 
 def edited_memory(
-    store: AgentStore, rng: random.Random, behind: int = 300
+    store: AgentStore, rng: random.Random, count_after: int = 300
 ) -> tuple[Memory, Manifest]:
-    """Edit a stored memory, compute so many tokens behind that, and store it."""
+    """Edit a stored memory, compute `count_after` tokens after it, and store it."""
     memory, record = stored_memory(store, rng, rng.randint(300, 900))
     moves = random_moves(rng, len(memory.tokens))
     layout, memory = store.layout(record).moved(moves), memory.moved(moves)
-    memory.compute(behind)
+    memory.compute(count_after)
     return memory, save(store, memory, layout, record)
 
 
@@ -194,7 +194,7 @@ def test_damaged_block_ends_the_restored_prefix(store, disk, seed):
 
 
 def fitting_prompt(layout: Layout) -> list[int]:
-    """Return a prompt that the layout fits: holes are anything."""
+    """Return a prompt that fits the layout, with arbitrary tokens in holes."""
     ids: list[int] = []
     for _, _, part in layout.placed():
         if isinstance(part, Held):
@@ -235,7 +235,7 @@ def test_block_names_of_an_edited_record_follow_from_tokens(store, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_record_with_a_lost_block_is_truncated(store, seed):
-    """Cut where the block was, within the head or behind it."""
+    """The record is cut at the block's place, within the head or after it."""
     rng = random.Random(seed)
     _, record = edited_memory(store, rng)
     cut = truncate_record(record, {rng.choice(record.refs)})
@@ -251,7 +251,7 @@ def test_record_with_a_lost_block_is_truncated(store, seed):
 def test_record_stripped_of_edits_has_whole_blocks_only(store, seed):
     """A partial block would need the edited head to name it."""
     _, record = edited_memory(store, random.Random(seed))
-    kept = without_edited(record)
+    kept = truncate_before_edits(record)
     kept.check()
     assert kept.edited is None
     assert not kept.pieces.is_edited
@@ -267,7 +267,7 @@ def test_lost_blocks_are_stored_again_from_memory(store, seed):
     lost = {ref for ref in record.refs if rng.random() < 0.4}
     for ref in lost:
         store.blocks._quarantine(ref, "test")
-    known = store.layout(record).losing(lost)
+    known = store.layout(record).with_lost_blocks(lost)
     again = save(store, memory, known, record)
     assert not store.missing(again)
     again.check()

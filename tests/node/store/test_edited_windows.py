@@ -1,4 +1,4 @@
-"""The window layers of edited records: stored beside the blocks of their pieces, and read back."""
+"""Window layers of edited records: stored beside the blocks of their pieces, and restored."""
 
 import random
 from dataclasses import replace
@@ -60,13 +60,15 @@ def bytes_of(rows: list[bytes], group: CacheGroup) -> bytes:
 
 
 def save(store: AgentStore, memory: Memory, layout: Layout | None, before: Manifest) -> Manifest:
-    """Store what a turn would, with the windows of all that it computed."""
+    """Store as a turn does, with the windows of all rows that it computed."""
     ids, windows = memory.tokens, []
     head = store.name_head(TENANT, ids, layout) if layout is not None else None
     lost = head.spans if head is not None else ()
-    behind = store.spans(TENANT, ids, lineage=head.lineage) if head else store.spans(TENANT, ids)
+    later_spans = (
+        store.spans(TENANT, ids, lineage=head.lineage) if head else store.spans(TENANT, ids)
+    )
     refs = []
-    for span in (*lost, *behind):
+    for span in (*lost, *later_spans):
         rows = memory.rows[span.start : span.end]
         refs.append(store.save_block(span, ids, memoryview(bytes_of(rows, CacheGroup.FULL))))
         twin = span.in_group(SALT, CacheGroup.WINDOW)
@@ -104,17 +106,17 @@ def check_read(store: AgentStore, memory: Memory, layout: Layout) -> ResidentCac
     got = load_layout(store, TENANT, memory.tokens, layout, cache)
     found = got.arrangement
     assert got == layout
-    held = [(0, found.tokens_count), *found.ahead]
-    for start, end in held:
+    present = [(0, found.tokens_count), *found.ahead]
+    for start, end in present:
         rows = np.ascontiguousarray(cache.rows()[0][:, start:end])
         assert bytes(rows) == bytes_of(memory.rows[start:end], CacheGroup.FULL)
     count = found.tokens_count
     begins = cache.rows(CacheGroup.WINDOW)[0][:, : count - cache.window_base]
     checked = [(cache.window_base, count, begins)]
     checked += [(rows.start, rows.end, rows.views()[0]) for rows in cache.windows.beside]
-    assert len(checked) == len(held)
-    for (start, end, rows), (held_start, held_end) in zip(checked, held, strict=True):
-        assert start <= max(held_start, end - WINDOW + 1) <= end == held_end
+    assert len(checked) == len(present)
+    for (start, end, rows), (present_start, present_end) in zip(checked, present, strict=True):
+        assert start <= max(present_start, end - WINDOW + 1) <= end == present_end
         wanted = bytes_of(memory.rows[start:end], CacheGroup.WINDOW)
         assert bytes(np.ascontiguousarray(rows)) == wanted
     return cache
@@ -149,7 +151,7 @@ def test_lost_windows_shorten_the_restorable_prefix(store, seed):
     moves = random_moves(rng, 900)
     layout, memory = store.layout(record).moved(moves), memory.moved(moves)
     lost = {place.block for place in record.windows if rng.random() < 0.4}
-    fewer = restorable(layout.losing(lost), WINDOW)
+    fewer = restorable(layout.with_lost_blocks(lost), WINDOW)
     if fewer.tokens_count:
         check_read(store, memory, fewer)
     for ref in lost:
@@ -158,7 +160,7 @@ def test_lost_windows_shorten_the_restorable_prefix(store, seed):
     got = load_layout(store, TENANT, memory.tokens, layout, cache)
     assert got.arrangement == fewer.arrangement
     memory.compute(10)
-    record = save(store, memory, layout.losing(lost), record)
+    record = save(store, memory, layout.with_lost_blocks(lost), record)
     cut = truncate_record(record, {rng.choice(record.refs)})
     cut.check()
     if cut.tokens_count:

@@ -1,4 +1,4 @@
-"""Encryption at rest: nothing readable on disk, nothing lost, and no doubt survives a read."""
+"""Encryption at rest: nothing readable on disk, nothing lost, every change detected."""
 
 import random
 import time
@@ -198,11 +198,11 @@ def test_folders_of_other_models_are_encrypted(model, tmp_path, monkeypatch):
     other = PosixDisk(root / ("b" * 16), "none")
     other.claim()
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:
-        until(lambda: text not in everything(root / ("a" * 16)))
+        wait_until(lambda: text not in everything(root / ("a" * 16)))
         assert "not encrypted yet" in sealed.node.view().degraded
         assert text in everything(root / ("b" * 16))
         other.close()
-        until(lambda: sealed.node.health.degraded is None)
+        wait_until(lambda: sealed.node.health.degraded is None)
         assert text not in everything(root)
     disk = open_disk(root / ("a" * 16), "none", KEY, encrypts=True)
     names = ("model.spec", "blocks/b", "manifests/m.mf", "quarantine/q.why")
@@ -216,15 +216,15 @@ def test_interrupted_encryption_continues_after_restart(model, tmp_path, monkeyp
     root, text = tmp_path / "node-a", CANARY.encode()
     plain_folder(root / ("a" * 16), text)
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:
-        until(lambda: MAGIC in (root / ("a" * 16) / "model.spec").read_bytes())
+        wait_until(lambda: MAGIC in (root / ("a" * 16) / "model.spec").read_bytes())
         assert sealed.node.health.degraded
     assert text in everything(root)
     monkeypatch.undo()
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:
-        until(lambda: text not in everything(root))
+        wait_until(lambda: text not in everything(root))
 
 
-def until(holds):
+def wait_until(holds):
     for _ in range(6_000):
         if holds():
             return
@@ -243,13 +243,13 @@ def test_disk_is_plain_without_the_setting(tmp_path):
 def everything(folder) -> bytes:
     found = []
     for path in folder.rglob("*"):
-        with suppress(FileNotFoundError, IsADirectoryError):  # replaced at this moment
+        with suppress(FileNotFoundError, IsADirectoryError):  # replaced meanwhile
             found.append(path.read_bytes())
     return b"".join(found)
 
 
 def test_node_with_encryption_keeps_answers_and_hides_texts(tmp_path, capsys):
-    """Turned on over plain files: evicted, restarted, moved; the same answers, nothing readable."""
+    """Enabled over plain files: evicted, restarted, moved; the same answers, nothing readable."""
     model = str(write_model(tmp_path / "llama", LLAMA))
     messages = [{"role": "user", "content": f"{CANARY} " * 60}]
     folder = tmp_path / "nodes" / "node-a"

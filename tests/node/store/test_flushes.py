@@ -18,16 +18,16 @@ NAMES = {descriptors.BARRIER: "barrier", descriptors.FULL_FLUSH: "full"}
 
 @pytest.fixture
 def flushes(monkeypatch):
-    """Count the flush commands that macOS would get."""
+    """Count the flush commands that would be sent on macOS."""
     counts, call = Counter(), fcntl.fcntl
 
-    def counted(descriptor, command, *arguments):
+    def count_and_call(descriptor, command, *arguments):
         if command not in NAMES:
             return call(descriptor, command, *arguments)
         counts[NAMES[command]] += 1
         return 0
 
-    monkeypatch.setattr(fcntl, "fcntl", counted)
+    monkeypatch.setattr(fcntl, "fcntl", count_and_call)
     flush = partial(descriptors.flush, platform="darwin")
     monkeypatch.setattr(posix_disk, "flush", flush)
     return counts

@@ -41,11 +41,11 @@ def test_large_state_is_stored_verified_and_read(tmp_path, monkeypatch) -> None:
     largest = []
     read_all = posix_disk.read_all
 
-    def watched(descriptor, buffers):
+    def record_and_read(descriptor, buffers):
         largest.append(sum(buffer.nbytes for buffer in buffers))
         return read_all(descriptor, buffers)
 
-    monkeypatch.setattr(posix_disk, "read_all", watched)
+    monkeypatch.setattr(posix_disk, "read_all", record_and_read)
     files.verify(ref)
     assert max(largest) <= PORTION_BYTES
     out = np.zeros(size, np.uint8)

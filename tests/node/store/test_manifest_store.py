@@ -126,7 +126,7 @@ def test_damaged_record_does_not_prevent_a_publish(store, disk):
     assert store.lost_count == 1
 
 
-def refusing(cause):
+def fail_with(cause):
     def refuse(*_args):
         message = "cannot read"
         raise DiskError(message, cause)
@@ -138,7 +138,7 @@ def test_temporarily_unreadable_record_is_kept(store, disk, monkeypatch):
     store.publish(replace(FIRST, epoch=7))
     again = ManifestStore(disk, CLUSTER_KEY)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "read", refusing(24))
+        patch.setattr(disk, "read", fail_with(24))
         for call in (again.load_all, lambda: again.publish(FIRST)):
             with pytest.raises(DiskError):
                 call()
@@ -148,7 +148,7 @@ def test_temporarily_unreadable_record_is_kept(store, disk, monkeypatch):
 def test_unreadable_record_is_quarantined(store, disk, monkeypatch):
     store.publish(FIRST)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "read", refusing(5))
+        patch.setattr(disk, "read", fail_with(5))
         assert store.load_all() == []
         assert store.lost_count == 1
     assert disk.list_names("manifests") == []
@@ -158,14 +158,14 @@ def test_failed_publish_does_not_advance_the_revision(store, disk, monkeypatch):
     store.publish(FIRST)
     later = replace(FIRST, revision=9)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "publish", refusing(28))
+        patch.setattr(disk, "publish", fail_with(28))
         with pytest.raises(DiskError):
             store.publish(later)
     store.publish(replace(FIRST, revision=2))
     assert versions(store) == [(1, 2)]
 
 
-def in_place(disk, real, times=1):
+def fail_after_rename(disk, real, times=1):
     """Stand in for `publish`: the file is in place, and the flush after its rename fails."""
     left = [times]
 
@@ -184,7 +184,7 @@ def in_place(disk, real, times=1):
 def test_publish_failing_after_rename_restores_the_old_record(store, disk, monkeypatch, previous):
     store.publish(FIRST)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "publish", in_place(disk, disk.publish))
+        patch.setattr(disk, "publish", fail_after_rename(disk, disk.publish))
         with pytest.raises(DiskError) as caught:
             store.publish(replace(FIRST, epoch=2, revision=9), previous)
     assert caught.value.code != UNDECIDED
@@ -196,7 +196,7 @@ def test_publish_failing_after_rename_restores_the_old_record(store, disk, monke
 
 def test_first_publish_failing_after_rename_leaves_nothing(store, disk, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "publish", in_place(disk, disk.publish))
+        patch.setattr(disk, "publish", fail_after_rename(disk, disk.publish))
         with pytest.raises(DiskError):
             store.publish(replace(FIRST, epoch=7))
     assert disk.list_names("manifests") == []
@@ -211,8 +211,8 @@ def test_failed_restoration_is_reported_as_undecided_and_settled_later(
     if previous is not None:
         store.publish(previous)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "publish", in_place(disk, disk.publish, times=3))
-        patch.setattr(disk, "remove", refusing(5))
+        patch.setattr(disk, "publish", fail_after_rename(disk, disk.publish, times=3))
+        patch.setattr(disk, "remove", fail_with(5))
         with pytest.raises(DiskError) as caught:
             store.publish(replace(FIRST, epoch=2), previous)
         assert caught.value.code == UNDECIDED
@@ -227,7 +227,7 @@ def test_undecided_record_does_not_block_a_lower_revision(store, disk, monkeypat
     """It was never acknowledged: its successor may have a lower revision."""
     store.publish(FIRST)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "publish", in_place(disk, disk.publish, times=2))
+        patch.setattr(disk, "publish", fail_after_rename(disk, disk.publish, times=2))
         with pytest.raises(DiskError):
             store.publish(replace(FIRST, revision=9), FIRST)
     store.publish(replace(FIRST, revision=2), FIRST)

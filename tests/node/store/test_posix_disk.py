@@ -90,12 +90,12 @@ def test_wide_parts_are_written_as_bytes(disk):
 def test_short_reads_and_writes_are_continued(disk, monkeypatch):
     writev, readv = os.writev, os.readv
 
-    def few(call, descriptor, views):
+    def transfer_three_bytes(call, descriptor, views):
         first = next(view for view in views if len(view))
         return call(descriptor, [memoryview(first).cast("B")[:3]])
 
-    monkeypatch.setattr(os, "writev", lambda fd, views: few(writev, fd, views))
-    monkeypatch.setattr(os, "readv", lambda fd, views: few(readv, fd, views))
+    monkeypatch.setattr(os, "writev", lambda fd, views: transfer_three_bytes(writev, fd, views))
+    monkeypatch.setattr(os, "readv", lambda fd, views: transfer_three_bytes(readv, fd, views))
     disk.publish("a", [b"0123456789", b"", b"abcdefgh"])
     buffers = [memoryview(bytearray(size)) for size in (1, 9, 8)]
 

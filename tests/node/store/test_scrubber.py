@@ -65,7 +65,7 @@ def rig(store):
     workers.close()
 
 
-def after(rig, scrubber, seconds: float) -> float:
+def step_after(rig, scrubber, seconds: float) -> float:
     """Let time pass and take a step; return how long it wants to wait."""
     rig.clock.now_s += seconds
     return asyncio.run(scrubber.step())
@@ -74,17 +74,17 @@ def after(rig, scrubber, seconds: float) -> float:
 def test_scrub_round_keeps_its_rate_and_daily_interval(rig, store):
     scrubber = rig.scrubber()
     one = store.total_bytes // 5
-    assert after(rig, scrubber, 0) == SCRUB_STEP_S  # idle from now on
+    assert step_after(rig, scrubber, 0) == SCRUB_STEP_S  # idle from now on
     seen = []
     for _ in range(5):
-        assert after(rig, scrubber, SCRUB_IDLE_S) == pytest.approx(SCRUB_STEP_S)
+        assert step_after(rig, scrubber, SCRUB_IDLE_S) == pytest.approx(SCRUB_STEP_S)
         seen.append(scrubber.scrubbed_bytes)
     assert seen == [one * n for n in range(1, 6)]
 
     for _ in range(100):
-        assert after(rig, scrubber, 60) <= SCRUB_IDLE_S
+        assert step_after(rig, scrubber, 60) <= SCRUB_IDLE_S
     assert scrubber.scrubbed_bytes == 5 * one
-    after(rig, scrubber, DAY_S)
+    step_after(rig, scrubber, DAY_S)
     assert scrubber.scrubbed_bytes == 6 * one
 
 
@@ -92,34 +92,34 @@ def test_empty_store_is_not_counted_as_a_round(rig, store, blocks):
     store.abandon([block.ref for block in blocks])
     store.sweep()
     scrubber = rig.scrubber()
-    after(rig, scrubber, 0)
-    assert after(rig, scrubber, SCRUB_IDLE_S) == SCRUB_IDLE_S
+    step_after(rig, scrubber, 0)
+    assert step_after(rig, scrubber, SCRUB_IDLE_S) == SCRUB_IDLE_S
     blocks[0].put_into(store)
-    after(rig, scrubber, SCRUB_IDLE_S)
+    step_after(rig, scrubber, SCRUB_IDLE_S)
     assert scrubber.scrubbed_bytes == store.total_bytes
 
 
 def test_block_over_the_budget_lengthens_the_wait(rig, store):
     rig.settings = NodeSettings(scrub_bytes_per_s=store.total_bytes // 50)
     scrubber = rig.scrubber()
-    after(rig, scrubber, 0)
-    assert after(rig, scrubber, SCRUB_IDLE_S) == pytest.approx(10, rel=0.01)
+    step_after(rig, scrubber, 0)
+    assert step_after(rig, scrubber, SCRUB_IDLE_S) == pytest.approx(10, rel=0.01)
 
 
 @pytest.mark.parametrize("busy", ["turn", "draining"])
 def test_scrubber_waits_for_turns_and_draining(rig, busy):
     scrubber, turn = rig.scrubber(), object()
-    after(rig, scrubber, 0)
+    step_after(rig, scrubber, 0)
     if busy == "turn":
         rig.turns.add(turn)
     else:
         rig.health.is_draining = True
-    after(rig, scrubber, SCRUB_IDLE_S)
+    step_after(rig, scrubber, SCRUB_IDLE_S)
     rig.turns.discard(turn)
     rig.health.is_draining = False
-    after(rig, scrubber, SCRUB_IDLE_S)  # it has only just become idle
+    step_after(rig, scrubber, SCRUB_IDLE_S)  # the node became idle only now
     assert scrubber.scrubbed_bytes == 0
-    after(rig, scrubber, SCRUB_IDLE_S)
+    step_after(rig, scrubber, SCRUB_IDLE_S)
     assert scrubber.scrubbed_bytes > 0
 
 
@@ -131,8 +131,8 @@ def test_scrubber_quarantines_a_damaged_block(rig, store, blocks):
     path.write_bytes(raw)
     rig.settings = NodeSettings(scrub_bytes_per_s=store.total_bytes)
     scrubber = rig.scrubber()
-    after(rig, scrubber, 0)
-    after(rig, scrubber, SCRUB_IDLE_S)
+    step_after(rig, scrubber, 0)
+    step_after(rig, scrubber, SCRUB_IDLE_S)
 
     assert store.damaged_count == 1
     assert not store.has(bad.ref)
@@ -158,12 +158,12 @@ def test_scrubber_continues_after_a_failure(rig, monkeypatch):
     monkeypatch.setattr("node.background_loop.LOOP_RETRY_S", 0.001)
     failures = asyncio.Semaphore(0)
 
-    async def failing(_scrubber):
+    async def fail(_scrubber):
         failures.release()
         message = "cannot"
         raise FabricError(message)
 
-    monkeypatch.setattr(Scrubber, "step", failing)
+    monkeypatch.setattr(Scrubber, "step", fail)
 
     async def run():
         scrubber = rig.scrubber()

@@ -21,7 +21,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
+def retry_soon(monkeypatch):
     monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     monkeypatch.setattr("node.self_test.FLUSH_IDLE_S", 0.05)
 
@@ -54,11 +54,11 @@ def test_full_disk_during_start_does_not_disable_reuse(model, tmp_path, monkeypa
 
 
 def test_temporary_read_failure_does_not_disable_reuse(model, tmp_path, monkeypatch):
-    def unreadable(*_):
+    def fail_to_read(*_):
         raise BlockMissingError("too many open files")  # noqa: TRY003 - as the store says it
 
     with monkeypatch.context() as patch:
-        patch.setattr(BlockStore, "load_into", unreadable)
+        patch.setattr(BlockStore, "load_into", fail_to_read)
         with running(tmp_path, model, tries_everything=True) as service:
             assert not service.node.background.self_tests.found.passed
             assert service.node.health.reuses
@@ -71,13 +71,13 @@ def test_interrupted_self_test_does_not_disable_reuse(model, tmp_path, monkeypat
     """The test's turn is preempted like any other, or meets a stopping node."""
     submit, submitted = Decoding._submit, []
 
-    def cut_off(decoding, *args):
+    def submit_unwanted(decoding, *args):
         submitted.append(decoding)
         if len(submitted) == number:
             decoding._unwanted.set()
         submit(decoding, *args)
 
-    monkeypatch.setattr(Decoding, "_submit", cut_off)
+    monkeypatch.setattr(Decoding, "_submit", submit_unwanted)
     with running(tmp_path, model, tries_everything=True) as service:
         node = service.node
         assert not node.background.self_tests.found.passed
@@ -87,21 +87,21 @@ def test_interrupted_self_test_does_not_disable_reuse(model, tmp_path, monkeypat
 
 
 def test_repeated_self_test_detects_wrong_memory(model, tmp_path, monkeypatch):
-    """The first was not conclusive; the second reads what was never written."""
+    """The first test is inconclusive; the second reads bytes that were never written."""
     with running(tmp_path, model, tries_everything=True):
         pass
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     faults.is_broken = True
     load = BlockStore.load_into
 
-    def wrong(store, ref, parent, tokens, places):
+    def load_wrong_bytes(store, ref, parent, tokens, places):
         load(store, ref, parent, tokens, places)
         for place in places:
             place[...] = 1
 
     with running(tmp_path, model, tries_everything=True) as service:
         assert service.node.health.reuses
-        monkeypatch.setattr(BlockStore, "load_into", wrong)
+        monkeypatch.setattr(BlockStore, "load_into", load_wrong_bytes)
         faults.mend()
         wait_until(lambda: not service.node.health.reuses)
         assert "differently" in service.node.background.self_tests.found.detail
@@ -119,7 +119,7 @@ def test_leftovers_of_an_earlier_self_test_are_removed_first(model, tmp_path, mo
 
 
 def test_blocks_of_a_failed_cleanup_are_released_once(model, tmp_path, monkeypatch):
-    """The record went; the blocks go with a later sweep, and the test is repeated until then."""
+    """The record is removed, the blocks by a later sweep; until then the test is repeated."""
     refusals = []
 
     def refuse(_):

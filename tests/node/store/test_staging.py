@@ -44,13 +44,13 @@ def test_every_byte_is_put_in_its_place(shapes):
     at = 0
     for whole, place in arrays:
         assert place.tobytes() == raw[at : at + place.size].tobytes()
-        assert np.count_nonzero(whole) == place.size  # and nothing beside it was touched
+        assert np.count_nonzero(whole) == place.size  # and no other byte was touched
         at += place.size
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_known_names_give_the_same_names_as_hashing_again(seed):
-    """Names taken over from another sequence are those that hashing again would give."""
+    """Names reused from another sequence equal those computed by hashing again."""
     rng = random.Random(seed)
     old = [rng.randrange(1 << 16) for _ in range(rng.randrange(1, 5 * BLOCK_TOKENS))]
     same = rng.choice([0, rng.randrange(len(old) + 1), len(old)])

@@ -175,14 +175,14 @@ def test_damaged_tombstone_does_not_block_the_start(tmp_path, model):
 
 
 def test_refused_erasure_is_finished_in_the_background(tmp_path, model, monkeypatch):
-    """The tombstone is noted here as everywhere, so no greeting brings it up again."""
+    """The tombstone is stored, so no later exchange repeats it: the node retries by itself."""
     monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice", epoch=1)
         refusal = Refusal(monkeypatch, "erase_record")
         with pytest.raises(FabricError, match="the drive refused"):
             erase(service, "alice")
-        wait_until(lambda: refusal.count > ATTEMPTS)  # and refused again
+        wait_until(lambda: refusal.count > ATTEMPTS)  # retried and refused
         with pytest.raises(RetryLaterError, match="being erased"):
             ask(service, PROMPT, agent="alice")
         refusal.is_mended = True
@@ -203,14 +203,14 @@ def test_blocks_left_by_an_erasure_are_removed_later(tmp_path, model, monkeypatc
         with pytest.raises(FabricError, match="the drive refused"):
             erase(service, "alice")
         wait_until(lambda: not blocks(tmp_path) and not damaged.exists())
-        assert refusal.count == 1, "its record was gone"
+        assert refusal.count == 1, "the record was already removed"
 
 
-# --- what a tombstone promises ---------------------------------------------------------------
+# --- refused and dropped tombstones ----------------------------------------------------------
 
 
 class FullDisk:
-    """The folder of tombstones, on a drive that takes nothing until it is mended."""
+    """The folder of tombstones, on a drive that refuses writes until it is mended."""
 
     def __init__(self, service, monkeypatch):
         self.is_mended, disk = False, service.node.resources.erased._disk
@@ -276,14 +276,11 @@ def test_duplicate_erase_calls_get_the_same_receipt(tmp_path, model):
         node, now_s = service.node, service.node.resources.clock.wall_s()
         message = EraseAgent(TENANT, "alice", 1_001, OperationId("test-twice"), now_s)
 
-        async def both():
+        async def erase_twice():
             return await asyncio.gather(*(node.commands.erasing.erase(message) for _ in range(2)))
 
-        one, two = asyncio.run_coroutine_threadsafe(both(), service._loop).result(60)
+        one, two = asyncio.run_coroutine_threadsafe(erase_twice(), service._loop).result(60)
         late = call(service, message, EraseReceipt)
 
     assert one == two == late
     assert one.existed
-
-
-# --- what else there is of an agent ----------------------------------------------------------

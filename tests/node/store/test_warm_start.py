@@ -54,7 +54,7 @@ def warm(store, monkeypatch, steps, *, busy=False):
 def test_shared_blocks_are_read_most_shared_first(store, blocks, monkeypatch):
     seen, waits = warm(store, monkeypatch, 4)
     assert seen == [blocks[1].ref, blocks[2].ref]
-    assert waits[0] == store.sizes()[blocks[1].ref]  # at so many bytes a second
+    assert waits[0] == store.sizes()[blocks[1].ref]  # at this rate in bytes per second
     assert waits[2] == waits[3] > 3_600
 
 

@@ -47,7 +47,7 @@ def lend(service, borrower="b"):
 
 
 def check_forgotten(service, next_turn, agent="b", epoch=0):
-    """Ask as if it still had the memory: it answers as an agent that never had any."""
+    """Check that the agent answers as one that never had the memory."""
     assert agent_of(service, agent).saved.edited is None
     reply = ask(service, next_turn, agent=agent, edits=ANYWHERE, epoch=epoch)
     cold = ask(service, next_turn, agent="cold", tenant=OTHER)
@@ -78,13 +78,13 @@ def test_receipt_counts_rows_dropped_by_a_concurrent_call(tmp_path, model):
         erasing = service.node.commands.erasing
         call = EraseAgent(TENANT, AgentId("a"), 9, OperationId("op-erase"), 1.0)
 
-        async def both():
+        async def erase_and_drop():
             erased = asyncio.create_task(erasing.erase(call))
             await asyncio.sleep(0)
             dropped = await erasing._removal.derived.drop()
             return dropped, await erased
 
-        dropped, receipt = on_loop(service, both())
+        dropped, receipt = on_loop(service, erase_and_drop())
         assert dropped.agents == 1
         assert (receipt.derived_agents, receipt.derived_tokens) == (1, dropped.tokens)
 
@@ -103,11 +103,11 @@ def test_erasure_drops_rows_borrowed_from_a_borrower(tmp_path, model):
         third = [SECOND[0], *SECOND[2:3], SECOND[1], SECOND[3], SECOND[-1]]
         reply = ask(service, third, agent="c", edits=ANYWHERE)
         assert reply.admitted.match == "spans"
-        assert len(agent_of(service, "c").lenders) == 4  # two agents, and a series of rows of each
+        assert len(agent_of(service, "c").lenders) == 4  # two agents, each with a series of rows
         assert erase(service, "a").derived_agents == 2
         exact = agent_of(service, "c").saved
         assert exact.edited is None
-        # What `c` computed of its own text stays, and may be borrowed again.
+        # Rows that `c` computed of its own text stay, and may be borrowed again.
         again = ask(service, next_turn, agent="b", edits=ANYWHERE)
         assert 0 < again.admitted.amortized_tokens <= exact.tokens_count
         erased = service.node.resources.erased
@@ -135,7 +135,7 @@ def test_erasure_drops_borrowed_rows_of_forks_replicas_and_moved_agents(tmp_path
         lend(source, borrower="moved")
         migrate(source, target, "moved", 1)
         assert erase(target, "a").derived_agents == 3
-        assert erase(source, "a").derived_agents == 2  # `b`, and what the move left
+        assert erase(source, "a").derived_agents == 2  # `b`, and the record left by the move
         for name in ("forked", "b", "moved"):
             assert agent_of(target, name).saved.edited is None
         check_forgotten(target, next_turn, agent="forked")
@@ -209,10 +209,10 @@ def test_record_without_lender_notes_is_dropped_with_any_erasure(tmp_path, model
         ask(service, words(9, 90), agent="other")
         agent = agent_of(service, "b")
 
-        async def unnote():
+        async def remove_lender_notes():
             agent.saved = replace(agent.saved, edited=replace(agent.saved.edited, lenders=None))
 
-        on_loop(service, unnote())
+        on_loop(service, remove_lender_notes())
         assert agent.lenders == (Lender("", 0),)
         assert erase(service, "other").derived_agents == 1
         assert agent.saved.edited is None

@@ -1,4 +1,4 @@
-"""Eviction within a disk budget, and no turn that pays for it."""
+"""Eviction within a disk budget, without failed turns."""
 
 import asyncio
 import time
@@ -58,16 +58,16 @@ def test_full_budget_degrades_the_node_but_fails_no_turn(model, agent_bytes, tmp
         assert stored(service) == set()
         check(service, agent_bytes // 2)
         assert "memory only" in call(service, Flush(), Done).detail
-        on_loop(service, refusing(service))
+        on_loop(service, expect_no_room(service))
 
 
 def test_blocks_of_a_refused_save_are_reclaimed(model, agent_bytes, tmp_path):
     """The blocks are unreferenced, and no published record sweeps them."""
-    # Records of equal agents differ by some bytes: they have the times of their turns.
+    # Records of equal agents differ by some bytes, as they contain the times of turns.
     with running(tmp_path, model, disk_bytes=agent_bytes - 100) as service:
         blocks = service.node.resources.store.blocks
         assert not talk(service, 0).finished.durable
-        on_loop(service, refusing(service))
+        on_loop(service, expect_no_room(service))
         assert blocks.total_bytes == 0
 
 
@@ -82,12 +82,12 @@ def test_retained_agent_outlives_agents_used_since(model, agent_bytes, tmp_path)
         assert "a-0" in stored(service)
         assert "a-1" not in stored(service)
         age(service, 3600.0)
-        service.node.resources.table.use._retained_s.clear()  # as when its time is over
+        service.node.resources.table.use._retained_s.clear()  # as after its deadline
         talk(service, 6)
         assert "a-0" not in stored(service)
 
 
-async def refusing(service):
+async def expect_no_room(service):
     with pytest.raises(NoRoomError):
         await service.node.tiers.budget.make_room(TENANT, 1 << 40)
 
@@ -102,7 +102,7 @@ def test_hot_memory_of_unsaved_agents_is_bounded(model, agent_bytes, tmp_path):
         async def squeeze():
             service.node.resources.table.drop_resident(1)
             assert service.node.resources.table.hot_bytes == hot
-            service.node.resources.table.shed(hot - 1)
+            service.node.resources.table.drop_unsaved(hot - 1)
 
         on_loop(service, squeeze())
         assert {agent.key[1] for agent in service.node.resources.table} == {"a-1", "a-2"}
@@ -127,19 +127,19 @@ def test_flood_of_one_tenant_does_not_evict_other_tenants(model, agent_bytes, tm
 
 
 def test_turn_keeps_blocks_shared_with_the_agent_it_evicts(model, agent_bytes, tmp_path):
-    """A new agent begins like an idle one, whose place it then needs."""
+    """A new agent shares its beginning with an idle one, whose space it then needs."""
     head, tail = WORDS * 8, "and so on and so on. " * 60
 
-    def both(service):
+    def run_both(service):
         ask(service, head, agent="parent", **BRIEF)
         return ask(service, head + tail, agent="child", **BRIEF)
 
     with running(tmp_path, model, "roomy") as service:
-        both(service)
+        run_both(service)
         needed = service.node.resources.store.blocks.total_bytes - 1
         needed += sum(record_bytes(agent.saved) for agent in service.node.resources.table)
     with running(tmp_path, model, disk_bytes=needed) as service:
-        child = both(service)
+        child = run_both(service)
         assert child.admitted.cached_tokens >= 512
         assert child.finished.durable
         assert stored(service) == {"child"}
@@ -198,7 +198,7 @@ def test_agent_over_its_tenants_bytes_is_reported_once(model, agent_bytes, tmp_p
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     reported = [text for text in errors if "in memory only" in text]
     assert failed_count > 5
-    assert 1 <= len(reported) <= 2, "by its turn, and at most once by what saves it again"
+    assert 1 <= len(reported) <= 2, "once by its turn, and at most once by a later save"
     assert all("node.tenants.NAME.disk_bytes" in text for text in reported)
 
 

@@ -1,4 +1,4 @@
-"""Remains of an erased agent: other models, quarantine, doubt, moves, turns."""
+"""Remains of an erased agent: other models, quarantine, undecided records, moves, turns."""
 
 import asyncio
 import errno
@@ -124,7 +124,7 @@ def test_shared_tombstones_remove_quarantined_blocks(tmp_path, model):
 
 
 def test_block_quarantined_during_an_erasure_is_removed(tmp_path, model):
-    """Such as by a pin that is under way: the erasure waits for it."""
+    """A pin in progress may quarantine it: the erasure waits for the pin."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         agent = service.node.resources.table.get((TENANT, "alice"))
@@ -191,7 +191,7 @@ def test_erasure_removes_an_unacknowledged_first_record(tmp_path, model, monkeyp
         agent = node.resources.table.get((TENANT, "bob"))
         service._loop.call_soon_threadsafe(
             node.resources.table.forget, agent
-        )  # as it is where memory is short
+        )  # as when memory is short
         wait_until(lambda: node.resources.table.get((TENANT, "bob")) is None)
         receipts = [erase(service, name) for name in ("alice", "bob")]
         assert files(tmp_path) == []
@@ -210,7 +210,7 @@ def test_erasure_ends_a_running_turn(tmp_path, model):
             prompt=PROMPT,
         )
 
-        async def erased_meanwhile():
+        async def erase_during_turn():
             events = service.node.turns.serve(request)
             await anext(events)
             now_s = service.node.resources.clock.wall_s()
@@ -218,7 +218,7 @@ def test_erasure_ends_a_running_turn(tmp_path, model):
             receipt = await service.node.commands.erasing.erase(message)
             return receipt, [event async for event in events][-1]
 
-        receipt, last = asyncio.run_coroutine_threadsafe(erased_meanwhile(), service._loop).result(
+        receipt, last = asyncio.run_coroutine_threadsafe(erase_during_turn(), service._loop).result(
             60
         )
         assert files(tmp_path) == []
@@ -271,7 +271,7 @@ def test_erasure_removes_temporaries_of_failed_writes(tmp_path, model, monkeypat
         faults = FailingCalls(calls=("rename", "unlink")).install(monkeypatch)
         faults.is_broken = True
         assert not ask(service, PROMPT + "and on", agent="alice").finished.durable
-        left = list(tmp_path.rglob(".tmp-*"))  # before it is mended, and saved again
+        left = list(tmp_path.rglob(".tmp-*"))  # before the disk is mended
         faults.mend()
         erase(service, "alice")
         assert left

@@ -69,7 +69,7 @@ def test_idle_agents_move_to_disk_under_pressure_without_loss(tmp_path, model):
         assert bench.returned_count == 1
 
         bench.clock.now_s += MEMORY_SHRINK_S - 1
-        assert bench.step() == first_bytes, "the system has yet to notice what it got back"
+        assert bench.step() == first_bytes, "the system has not yet noticed the returned memory"
         bench.clock.now_s += 1
         assert bench.step() < first_bytes
 
@@ -99,7 +99,7 @@ def test_budget_grows_back_stepwise_after_calm(tmp_path, model):
         assert bench.step() == low_bytes + (8 << 20) // MEMORY_SHRINK_PARTS
         for _ in range(MEMORY_SHRINK_PARTS):
             bench.step()
-        assert bench.step() == 8 << 20, "and no further"
+        assert bench.step() == 8 << 20, "the budget grows no further"
 
 
 def test_arrays_over_the_nodes_share_count_as_a_warning(tmp_path, model):

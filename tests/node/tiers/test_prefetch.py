@@ -44,7 +44,7 @@ def prefetch(service, agent, *, epoch=1, cancel=False):
     return call(service, PrefetchAgent(TENANT, AgentId(agent), epoch, cancel), AgentView)
 
 
-def cool(service):
+def drop_hot_caches(service):
     call(service, Flush(drop_hot=True), Done)
 
 
@@ -76,7 +76,7 @@ def check_bits(service):
     _, first = turn(service, HELLO, "stays")
     turn(service, HELLO, "fetched")
     want, stayed = turn(service, onward(first), "stays")
-    cool(service)
+    drop_hot_caches(service)
     view = prefetch(service, "fetched")
     assert view.tiers == ("hot", "disk")
     assert view.bytes.hot > 0
@@ -90,7 +90,7 @@ def test_prefetch_is_idempotent(service):
     check_bits(service)
     turn(service, HELLO, "alice")
     assert "hot" in prefetch(service, "alice").tiers
-    cool(service)
+    drop_hot_caches(service)
     with ThreadPoolExecutor(4) as pool:
         tiers = list(pool.map(lambda _: prefetch(service, "alice").tiers, range(4)))
     assert set(tiers) == {("hot", "disk")}
@@ -103,7 +103,7 @@ def test_restores_show_the_speed_of_the_disk(model, tmp_path, monkeypatch, loads
     with running(tmp_path, model) as service:
         turn(service, HELLO, "alice")
         assert call(service, Describe(), NodeView).restore_bytes_per_s is None
-        cool(service)
+        drop_hot_caches(service)
         monkeypatch.setattr("node.tiers.restore.RESTORE_MEASURED_BYTES_MIN", 1)
 
         loads(service, "alice")
@@ -114,53 +114,53 @@ def test_restores_show_the_speed_of_the_disk(model, tmp_path, monkeypatch, loads
 def test_short_restore_shows_no_speed(model, tmp_path):
     with running(tmp_path, model) as service:
         turn(service, HELLO, "alice")
-        cool(service)
+        drop_hot_caches(service)
         prefetch(service, "alice")
 
         assert call(service, Describe(), NodeView).restore_bytes_per_s is None
 
 
-class Slow:
+class LoadGate:
     """A gate that blocks every load of a node at its first block."""
 
     def __init__(self, service, monkeypatch):
         self.begun, self.go_on = threading.Event(), threading.Event()
         load = service.node.resources.store.blocks.load_into
 
-        def slowly(*arguments, **options):
+        def load_slowly(*arguments, **options):
             self.begun.set()
             assert self.go_on.wait(60)
             return load(*arguments, **options)
 
-        monkeypatch.setattr(service.node.resources.store.blocks, "load_into", slowly)
+        monkeypatch.setattr(service.node.resources.store.blocks, "load_into", load_slowly)
 
 
 def test_turn_joins_a_running_prefetch(service, monkeypatch):
     _, first = turn(service, HELLO, "carol")
-    cool(service)
-    slow = Slow(service, monkeypatch)
+    drop_hot_caches(service)
+    gate = LoadGate(service, monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         fetching = pool.submit(prefetch, service, "carol")
-        assert slow.begun.wait(60)
+        assert gate.begun.wait(60)
         asking = pool.submit(turn, service, onward(first), "carol")
         listed = call(service, ListAgents(), AgentList).agents
         assert "hot" not in {i.view.agent: i.view for i in listed}["carol"].tiers
-        slow.go_on.set()
+        gate.go_on.set()
         assert asking.result(60)[1].admitted.cache is CacheTier.HOT
         fetching.result(60)
 
 
 def test_cancelled_prefetch_leaves_the_agent_on_disk(service, monkeypatch):
     _, first = turn(service, HELLO, "dora")
-    cool(service)
-    slow = Slow(service, monkeypatch)
+    drop_hot_caches(service)
+    gate = LoadGate(service, monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         fetching = pool.submit(code_of, lambda: prefetch(service, "dora"))
-        assert slow.begun.wait(60)
+        assert gate.begun.wait(60)
         cancelling = pool.submit(prefetch, service, "dora", cancel=True)
         agent = service.node.resources.table.get((TENANT, "dora"))
         assert agent.loading.cancel.wait(60)
-        slow.go_on.set()
+        gate.go_on.set()
         assert cancelling.result(60).tiers == ("disk",)
         assert fetching.result(60) == (409, "cancelled")
     assert service.node.resources.engine.budget.reserved_bytes == 0
@@ -172,18 +172,18 @@ def test_prefetches_are_bounded_in_number_and_memory(model, tmp_path, monkeypatc
         names = ["a", "b", "c"]
         for name in names:
             turn(service, HELLO, name)
-        cool(service)
-        slow = Slow(service, monkeypatch)
+        drop_hot_caches(service)
+        gate = LoadGate(service, monkeypatch)
         with ThreadPoolExecutor(2) as pool:
             two = [pool.submit(prefetch, service, name) for name in names[:2]]
             loads = service.node.tiers.prefetches._loadings
-            assert slow.begun.wait(60)
+            assert gate.begun.wait(60)
             while len(loads) < 2:
                 asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), service._loop).result(60)
             assert code_of(lambda: prefetch(service, "c")) == (429, "overloaded")
-            slow.go_on.set()
+            gate.go_on.set()
             assert all("hot" in each.result(60).tiers for each in two)
-        cool(service)
+        drop_hot_caches(service)
         budget = service.node.resources.engine.budget
         monkeypatch.setattr(budget, "_reserved_bytes", budget.total_bytes)  # all of it at work
         assert code_of(lambda: prefetch(service, "c")) == (503, "no_room")
@@ -199,7 +199,7 @@ def test_draining_node_refuses_new_agents_also_after_restart(model, tmp_path):
         assert code_of(lambda: turn(service, HELLO, "bob")) == (421, "draining")
     with running(tmp_path, model) as service:
         assert service.node.background.self_tests.found.passed, (
-            "its own agent is none of the new ones"
+            "the self-test's agent is not refused as new"
         )
         assert service.node.view().state == "draining"
         assert code_of(lambda: turn(service, HELLO, "bob")) == (421, "draining")
@@ -216,27 +216,27 @@ def guess(service, agent):
 
 def test_a_guess_is_refused_while_a_turn_waits(service, monkeypatch):
     _, _ = turn(service, HELLO, "gina")
-    cool(service)
+    drop_hot_caches(service)
     engine = type(service.node.resources.engine)
     monkeypatch.setattr(engine, "unplaced_count", property(lambda _: 1))
     assert code_of(lambda: guess(service, "gina")) == (429, "turns_wait")
-    assert "hot" in prefetch(service, "gina").tiers, "somebody asked for this one"
-    cool(service)
+    assert "hot" in prefetch(service, "gina").tiers, "a requested prefetch is accepted"
+    drop_hot_caches(service)
     monkeypatch.undo()
     assert "hot" in guess(service, "gina").tiers
 
 
 def test_a_guess_gives_way_to_a_turn_that_lacks_memory(service, monkeypatch):
     _, _ = turn(service, HELLO, "hugo")
-    cool(service)
-    slow = Slow(service, monkeypatch)
+    drop_hot_caches(service)
+    gate = LoadGate(service, monkeypatch)
     with ThreadPoolExecutor(1) as pool:
         guessing = pool.submit(code_of, lambda: guess(service, "hugo"))
-        assert slow.begun.wait(60)
+        assert gate.begun.wait(60)
         hot = service.node.tiers.hot
         service._loop.call_soon_threadsafe(hot.make_room, 1 << 40)
         service.node.resources.engine.call(lambda: None).result()
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), service._loop).result(60)
-        slow.go_on.set()
+        gate.go_on.set()
         assert guessing.result(60) == (409, "cancelled")
     assert service.node.resources.engine.budget.reserved_bytes == 0

@@ -67,7 +67,7 @@ def test_pins_survive_restart_and_count_within_their_share_only(model, agent_byt
             talk(service, number)
             view = call(service, PinAgent(TENANT, AgentId(f"a-{number}"), pinned=True), AgentView)
             assert view.pinned
-            assert view.pin_held  # the latest; it takes the place of the one before
+            assert view.pin_held  # the latest pin replaces the one before
     with running(tmp_path, model, disk_bytes=budget) as service:
         seen = {a.view.agent: a.view for a in call(service, ListAgents(), AgentList).agents}
         assert all(view.pinned for view in seen.values())
@@ -183,7 +183,7 @@ def test_folder_served_by_another_process_is_kept(model, tmp_path):
 
 @pytest.mark.parametrize("name", sample(["gemma3_text", "qwen3_next"], "qwen3_next"))
 def test_old_windows_and_states_are_evicted_before_agents(name, tmp_path):
-    """Records get smaller first; what is left brings the agent back to its end, bit for bit."""
+    """Records get smaller first; the rest still restores the agent to its end, bit for bit."""
     folder = str(write_model(tmp_path / "model", ARCHITECTURES[name]))
     messages = [{"role": "user", "content": WORDS * 5}]
     with running(tmp_path, folder) as service:
@@ -231,7 +231,7 @@ def test_agent_that_cannot_be_trimmed_is_evicted(tmp_path, monkeypatch, trouble)
                 agent.saved.pieces[0].block, "for the test"
             )
         else:
-            monkeypatch.setattr(service.node.resources.store, "publish", _full)
+            monkeypatch.setattr(service.node.resources.store, "publish", _raise_full_disk)
 
         async def squeeze():
             budget = service.node.tiers.budget
@@ -245,7 +245,7 @@ def test_agent_that_cannot_be_trimmed_is_evicted(tmp_path, monkeypatch, trouble)
         assert service.node.resources.store.blocks.check_integrity() == []
 
 
-def _full(*_):
+def _raise_full_disk(*_):
     raise DiskError("no room", errno.ENOSPC)  # noqa: TRY003 - stands in for the disk's own
 
 
@@ -256,12 +256,12 @@ def test_stuck_record_does_not_block_other_evictions(model, tmp_path, monkeypatc
         stuck = service.node.resources.table.get((TENANT, "a-1"))
         evict_ = service.node.resources.store.evict
 
-        def refusing(records):
+        def refuse_if_stuck(records):
             if stuck.saved in records:
-                _full()
+                _raise_full_disk()
             evict_(records)
 
-        monkeypatch.setattr(service.node.resources.store, "evict", refusing)
+        monkeypatch.setattr(service.node.resources.store, "evict", refuse_if_stuck)
         assert (
             on_loop(service, service.node.tiers.eviction.evict(list(service.node.resources.table)))
             == 2

@@ -55,7 +55,7 @@ class Waiting:
 
 
 def first_bytes(used, streams):
-    """Return what the first stream takes while the others still connect."""
+    """Return the bytes that the first stream takes while the others still connect."""
     peer = Peer(TARGET, SOURCE, KEY, FINGERPRINT, HASTE)
     spec = FetchSpec(peer, b"", Urgency.FETCH, lambda _: memoryview(b""), lambda *_: None)
     ref = BlockRef(BlockHash(b"h" * 32), payload_checksum([]), 256, BLOCK_BYTES)

@@ -34,11 +34,11 @@ def hashed(monkeypatch):
     """Collect how many bytes each step hashed."""
     steps, update = [], PayloadHash.update
 
-    def noted(self, part):
+    def record_and_update(self, part):
         steps.append(len(part))
         update(self, part)
 
-    monkeypatch.setattr(PayloadHash, "update", noted)
+    monkeypatch.setattr(PayloadHash, "update", record_and_update)
     return steps
 
 

@@ -32,7 +32,7 @@ def model(tmp_path_factory):
 
 
 def question(order, text_of_question, join=None):
-    """Ask about documents: each a message, or all in one."""
+    """Return a question about documents: each a message, or all in one."""
     texts = [DOCUMENTS[i] for i in order]
     if join is not None:
         texts = [join.join(texts)]
@@ -53,14 +53,14 @@ def on_loop(service, work):
 
 
 def evict(service, name):
-    """Let a node lose an agent, as if it had made room."""
+    """Evict an agent from a node, as if to make room."""
     agent = agent_of(service, name)
 
-    async def gone():
+    async def remove():
         service.node.resources.table.remove(agent.key)
         service.node.resources.store.evict([agent.saved])
 
-    on_loop(service, gone())
+    on_loop(service, remove())
 
 
 def computed_tokens(reply):
@@ -73,7 +73,7 @@ def test_reordered_documents_are_borrowed(tmp_path, model):
         second = ask(service, SECOND, agent="b", edits=ANYWHERE)
         agent = agent_of(service, "b")
         assert second.admitted.match == "spans"
-        # Beside the first tokens of each document: what is new, and up to a block of the beginning.
+        # New text, the first tokens of each document, and up to a block of the beginning.
         assert computed_tokens(second) < second.admitted.prompt_tokens // 4
         notes = agent.saved.edited.notes
         assert [note.is_borrowed for note in notes] == [True] * len(notes)
@@ -104,18 +104,18 @@ def test_documents_within_one_message_are_matched_by_content(tmp_path, model):
 
 
 def test_borrowed_layout_answers_like_one_built_by_hand(tmp_path, model, monkeypatch):
-    """The rows that the layout names, and the rest computed in order between them."""
+    """By hand: load the rows that the layout names, and compute the others in order."""
     patched = []
-    seen = borrowed_spans.with_patches
+    build = borrowed_spans.with_patches
 
     def note(base, patches, notes, lenders):
         patched.append((base, patches))
-        return seen(base, patches, notes, lenders)
+        return build(base, patches, notes, lenders)
 
     monkeypatch.setattr(borrowed_spans, "with_patches", note)
     with running(tmp_path, model) as service:
         ask(service, FIRST, agent="a")
-        theirs = agent_of(service, "a").saved
+        lender_record = agent_of(service, "a").saved
         reply = ask(service, SECOND, agent="b", edits=ANYWHERE)
         [(base, patches)] = patched
         saved = agent_of(service, "b").saved
@@ -123,13 +123,13 @@ def test_borrowed_layout_answers_like_one_built_by_hand(tmp_path, model, monkeyp
         store, engine = service.node.resources.store, service.node.resources.engine.engine
 
         def by_hand():
-            whole = store.layout(theirs)
+            whole = store.layout(lender_record)
             runs = [Patch(whole, Move(p.move.start, p.move.end, p.move.new_start)) for p in patches]
             for move in (run.move for run in runs):
-                run = list(theirs.token_ids[move.start : move.end])
+                run = list(lender_record.token_ids[move.start : move.end])
                 assert run == ids[move.new_start : move.new_end]
             cache = engine.new_cache(len(ids) + 64)
-            load_layout(store, TENANT, ids, seen(base, runs), cache)
+            load_layout(store, TENANT, ids, build(base, runs), cache)
             while (at := cache.tokens_count) < len(ids) - 1:
                 until = cache.ahead[0][0] if cache.ahead else len(ids) - 1
                 engine.prefill(cache, ids[at : min(at + 256, until)])
@@ -144,9 +144,9 @@ def test_borrowed_layout_answers_like_one_built_by_hand(tmp_path, model, monkeyp
             return await service.node.resources.engine.between_steps(by_hand)
 
         expected = on_loop(service, between())
-        got = list(saved.token_ids[saved.prompt_tokens_count :])[:6]
-        assert got == expected[: len(got)]
-        assert len(got) > 2
+        answer_ids = list(saved.token_ids[saved.prompt_tokens_count :])[:6]
+        assert answer_ids == expected[: len(answer_ids)]
+        assert len(answer_ids) > 2
         assert reply.admitted.amortized_tokens
 
 
@@ -162,7 +162,10 @@ def test_borrowed_spans_require_opt_in_and_same_tenant(tmp_path, model):
             assert reply.text == stranger.text
     with running(tmp_path, model) as service:
         borrowed = ask(service, SECOND, agent="d", edits=ANYWHERE)
-        assert borrowed.admitted.match in {"diverge", "none"}  # its own prefix, by another, is more
+        assert borrowed.admitted.match in {
+            "diverge",
+            "none",
+        }  # an exact prefix is longer
         exact = ask(service, grown(SECOND, stranger.text, words(52, 9)), agent="e")
         cold = ask(service, grown(SECOND, stranger.text, words(52, 9)), agent="e", tenant=OTHER)
         assert exact.text == cold.text
@@ -228,7 +231,7 @@ def test_borrowed_spans_survive_their_source_and_a_migration(tmp_path, model):
 
 
 def test_existing_agent_borrows_missing_spans(tmp_path, model):
-    """Behind its own memory, hot or not, and with edits of its own."""
+    """The spans follow its own memory, which is hot or edited."""
     with running(tmp_path, model) as service:
         ask(service, FIRST, agent="a")
         beginning = question((), words(60, 90))
@@ -240,9 +243,9 @@ def test_existing_agent_borrows_missing_spans(tmp_path, model):
         assert computed_tokens(reply) < reply.admitted.prompt_tokens // 3
         edited = [longer[0], {**longer[1], "content": "gone"}, *longer[2:]]
         more = [*grown(edited, reply.text, DOCUMENTS[2]), *question((), words(62, 9))[1:]]
-        both = ask(service, more, agent="b", edits=ANYWHERE)
-        assert both.admitted.match == "spans"
-        assert computed_tokens(both) < both.admitted.prompt_tokens // 3
+        edited_reply = ask(service, more, agent="b", edits=ANYWHERE)
+        assert edited_reply.admitted.match == "spans"
+        assert computed_tokens(edited_reply) < edited_reply.admitted.prompt_tokens // 3
 
 
 def test_unmovable_models_borrow_nothing_and_give_the_reason(tmp_path):

@@ -19,7 +19,7 @@ from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import LLAMA, write_model
 
 CONTEXT_TOKENS = 300
-ROOM_TOKENS = 12  # behind the prompt
+ROOM_TOKENS = 12  # after the prompt
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,9 @@ def test_migration_near_the_contexts_end_does_not_change_the_answer(
 ):
     a, b = nodes
     prompt, name = prompt_for(a), f"agent-{moved_after}"
-    calm = ask(a, prompt, agent="calm", max_tokens=100, ignore_eos=True, logprobs=0)
-    assert calm.finished.reason is FinishReason.LENGTH
-    assert calm.finished.completion_tokens == ROOM_TOKENS
+    undisturbed = ask(a, prompt, agent="calm", max_tokens=100, ignore_eos=True, logprobs=0)
+    assert undisturbed.finished.reason is FinishReason.LENGTH
+    assert undisturbed.finished.completion_tokens == ROOM_TOKENS
 
     def turn(**further):
         sampling = Sampling(max_tokens=100, ignore_eos=True, logprobs=0)
@@ -68,37 +68,37 @@ def test_migration_near_the_contexts_end_does_not_change_the_answer(
 
     make = Sequences.make
 
-    def sealed_after(self, request, prepared, answer, emit, head):
-        """Make the sequence, to be sealed as soon as so many tokens exist."""
+    def make_sealed(self, request, prepared, answer, emit, head):
+        """Make the sequence, and seal it once `moved_after` tokens exist."""
         (its_turn,) = a.node.live_turns
 
-        def watched_emit(event):
+        def emit_and_seal(event):
             emit(event)
             if getattr(event, "index", -1) + 1 == moved_after:  # between two steps of the engine
                 seal = SealAgent(TENANT, AgentId(name), 1, move, b.node.name)
                 object.__setattr__(its_turn._outgoing, "seal", seal)  # from the engine's thread
                 sequence.yielding.set()
 
-        sequence = make(self, request, prepared, answer, watched_emit, head)
+        sequence = make(self, request, prepared, answer, emit_and_seal, head)
         return sequence
 
     async def begin():
         return [event async for event in a.node.turns.serve(turn(epoch=1))]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sequences, "make", sealed_after)
+        patch.setattr(Sequences, "make", make_sealed)
         seen = on_loop(a, begin())
     handed = seen[-1]
     assert isinstance(handed, HandedOver)
     sealed = call(a, SealAgent(TENANT, AgentId(name), 1, move, b.node.name), Offer)
     call(b, CommitMigration(move, a.node.name, sealed, 2), Committed)
 
-    async def go_on():
+    async def resume_turn():
         return [e async for e in b.node.turns.serve(turn(epoch=2, resume=handed.resume))]
 
-    rest = on_loop(b, go_on())
+    rest = on_loop(b, resume_turn())
     assert isinstance(rest[-1], Finished), rest[-1]
     assert rest[-1].reason is FinishReason.LENGTH
     assert rest[-1].completion_tokens == ROOM_TOKENS
     text = "".join(event.text for event in [*seen, *rest] if isinstance(event, Delta))
-    assert text == calm.text
+    assert text == undisturbed.text

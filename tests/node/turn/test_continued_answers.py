@@ -23,7 +23,7 @@ def test_turn_after_a_continued_answer_is_warm(tmp_path, weights, shape):
     model = write_shape(tmp_path / "model", SHAPES[shape], weights, corpus())
     answers = replace(
         SHAPES[shape], say=lambda scripted_answer: scripted_answer.text
-    )  # what it thought is over
+    )  # its thought has ended
     messages = [{"role": "system", "content": SYSTEM}, QUESTIONS[0]]
     with scripted() as script, running(tmp_path, str(model)) as service:
         driver = Driver(service, answers, script, continues=True)

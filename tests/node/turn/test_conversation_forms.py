@@ -85,12 +85,12 @@ def test_rewritten_history_stays_one_agent_with_full_reuse(model, tmp_path, drop
 def test_only_a_continuation_is_the_same_conversation(small, tmp_path):
     """Another question after the same prompt, or the same one repeated, is another conversation."""
 
-    def chat(minute, *texts, **who):
+    def chat(minute, *texts, **options):
         history = [clock(minute)]
         for text in texts[:-1]:
             history.append({"role": "user", "content": text})
             history.append({"role": "assistant", "content": answers[text]})
-        reply = ask(service, [*history, {"role": "user", "content": texts[-1]}], **who)
+        reply = ask(service, [*history, {"role": "user", "content": texts[-1]}], **options)
         answers[texts[-1]] = reply.text
         return reply.admitted.agent
 
@@ -102,7 +102,7 @@ def test_only_a_continuation_is_the_same_conversation(small, tmp_path):
         assert chat(3, "Who is it?") != first
         twin = chat(4, "Where is it?")
         assert twin != first
-        assert chat(5, "Where is it?", "Why there?") == twin  # whose answer was the same
+        assert chat(5, "Where is it?", "Why there?") == twin  # its answer was the same
         assert chat(6, "Where is it?", "Why there?", "Thanks.") == twin
         assert chat(7, "Where is it?", "And now?", "Thanks.") == first
         assert chat(8, "Where is it?", "And now?", "Thanks.", "Bye.", **other) != first
@@ -116,14 +116,14 @@ def test_private_or_busy_agent_is_not_rewritten(small, tmp_path):
     with running(tmp_path, small) as service:
         agent, history = start(service)
         on_loop(service, hold(agent))
-        assert go_on(service, 2, history).admitted.agent != agent.key[1]
+        assert take_turn(service, 2, history).admitted.agent != agent.key[1]
         on_loop(service, release(agent))
-        assert go_on(service, 3, history).admitted.agent == agent.key[1]
+        assert take_turn(service, 3, history).admitted.agent == agent.key[1]
     with running(tmp_path / "b", small) as service:
         agent, history = start(service)
         private = ChangeSettings(*agent.key, None, is_private=True)
         call(service, private, AgentView)
-        assert go_on(service, 2, history).admitted.agent != agent.key[1]
+        assert take_turn(service, 2, history).admitted.agent != agent.key[1]
 
 
 async def hold(agent):
@@ -142,16 +142,16 @@ def start(service):
     return service.node.resources.table.get((TENANT, reply.admitted.agent)), history
 
 
-def go_on(service, minute, history, text="And now?"):
+def take_turn(service, minute, history, text="And now?"):
     return ask(service, [clock(minute), *history, {"role": "user", "content": text}])
 
 
 def rewrite_twice(service):
-    """Rewrite a conversation's clock twice; return its agent, its history, and the old one's."""
+    """Rewrite a conversation's clock twice; return its agent, its history and the first one."""
     agent, old = start(service)
     history = list(old)
     for minute in (2, 3):
-        reply = go_on(service, minute, history, f"{words(30 + minute, 100)}?")
+        reply = take_turn(service, minute, history, f"{words(30 + minute, 100)}?")
         assert reply.admitted.agent == agent.key[1]
         history.append({"role": "user", "content": f"{words(30 + minute, 100)}?"})
         history.append({"role": "assistant", "content": reply.text})
@@ -164,7 +164,7 @@ def test_reverted_history_is_warm_from_its_branch(small, tmp_path):
     with running(tmp_path, small) as service:
         agent, history, old = rewrite_twice(service)
         before = {ref for branch in agent.saved.branches for ref in branch.refs}
-        again = go_on(service, 2, history)  # the client takes the last rewriting back
+        again = take_turn(service, 2, history)  # the client reverts its last rewrite
         assert again.admitted.agent == agent.key[1]
         assert again.admitted.cached_tokens > again.admitted.prompt_tokens // 2
         assert again.text == ask(
@@ -175,8 +175,8 @@ def test_reverted_history_is_warm_from_its_branch(small, tmp_path):
         after = {ref for branch in agent.saved.branches for ref in branch.refs}
         assert before & {*agent.saved.refs}
         assert not after & {*agent.saved.refs}
-        # Where the client goes back to before the last question, that is a conversation of its own.
-        back = go_on(service, 1, old, "And before?")
+        # A client that returns to before the last question starts another conversation.
+        back = take_turn(service, 1, old, "And before?")
         assert back.admitted.agent != agent.key[1]
         assert back.admitted.cached_tokens > back.admitted.prompt_tokens // 2
 
@@ -189,7 +189,7 @@ def test_branches_survive_a_restart(small, tmp_path):
         (agent,) = agents_of(service)
         assert (agent.saved.branches, agent.saved.form) == (branches, form)
         assert service.node.resources.store.blocks.check_integrity() == []
-        again = go_on(service, 2, history)
+        again = take_turn(service, 2, history)
         assert again.admitted.agent == agent.key[1]
         assert again.admitted.cache == "disk"
         assert again.admitted.cached_tokens > again.admitted.prompt_tokens // 2
@@ -207,7 +207,7 @@ def test_branches_are_evicted_before_agents(small, tmp_path, is_own):
         used_s, steady_s = seen[TENANT, "other"]
         seen[TENANT, "other"] = (used_s, steady_s - 10_000)  # the least valuable agent
         if is_own:
-            reply = go_on(service, 3, history, words(60, 150))
+            reply = take_turn(service, 3, history, words(60, 150))
             assert reply.admitted.match == "extend"
             expected = {agent.key[1], "other"}
         else:
@@ -238,7 +238,7 @@ def test_erasure_removes_branches(small, tmp_path, capsys):
 
 
 def test_offline_check_accepts_branches_with_missing_blocks(small, tmp_path, capsys):
-    def checked(*argv):
+    def run_check(*argv):
         capsys.readouterr()
         status = fsck.main([f"--data={tmp_path}", "--json", *argv])
         (folder,) = json.loads(capsys.readouterr().out)["folders"]
@@ -248,9 +248,9 @@ def test_offline_check_accepts_branches_with_missing_blocks(small, tmp_path, cap
         agent, *_ = rewrite_twice(service)
         root, key = service._disk.root, agent.key
         whole, lost = agent.saved, agent.saved.branches[0].refs[0]
-    assert checked() == (0, [])
+    assert run_check() == (0, [])
     (root / "blocks" / f"{lost.name}.full").unlink()
-    assert checked("--repair") == (0, [])
+    assert run_check("--repair") == (0, [])
     with running(tmp_path / "nodes", small) as service:
         kept = service.node.resources.table.get(key).saved
         assert kept == whole
@@ -265,7 +265,7 @@ def test_lost_block_of_a_branch_is_harmless(small, tmp_path):
             (service._disk.root / "blocks" / f"{ref.name}.full").unlink()
             service.node.resources.store.blocks._index.drop(ref)
         call(service, ChangeSettings(*agent.key, None, closes=True), AgentView)
-        assert go_on(service, 3, history).admitted.match == "extend"
+        assert take_turn(service, 3, history).admitted.match == "extend"
         assert not lost & {*agent.saved.kept_refs}
 
 
@@ -274,6 +274,6 @@ def test_branches_are_reused_beside_a_private_agent(small, tmp_path):
         agent, history, _ = rewrite_twice(service)
         ask(service, words(70, 100), agent="secret")
         call(service, ChangeSettings(TENANT, AgentId("secret"), None, is_private=True), AgentView)
-        again = go_on(service, 2, history)
+        again = take_turn(service, 2, history)
         assert again.admitted.agent == agent.key[1]
         assert again.admitted.cached_tokens > again.admitted.prompt_tokens // 2

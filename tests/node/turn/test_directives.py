@@ -229,7 +229,7 @@ def test_system_message_is_never_edited(tmp_path, model):
 
 @pytest.mark.parametrize("nth", [0, 1])
 def test_older_digests_match_messages_by_text_alone(nth):
-    """Digests of messages left calls out: then one that only calls reads as every other."""
+    """Older digests omit calls, so all messages that only call have the same digest."""
     uses = [ToolUse("look", {"at": place}, f"call_{place}") for place in ("sky", "sea")]
     messages = [Message(MessageRole.ASSISTANT, ("",), uses=(use,)) for use in uses]
     older = message_digest(Message(MessageRole.ASSISTANT, ("",)))

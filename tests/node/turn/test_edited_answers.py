@@ -23,32 +23,32 @@ def test_early_edit_keeps_later_answers_with_their_thoughts(tmp_path, has_restar
             talk = Talk(driver, tools=TOOLS, echo=drop_thought)
             talk.ask(call=("read", {"path": "x"}))
             for step in range(STEPS):
-                _result(talk, f"result {step} " + "of much " * 30)
+                _append_result(talk, f"result {step} " + "of much " * 30)
                 talk.answer(call=("read", {"path": f"x{step}"}))
             if not has_restart:
-                _edit_and_go_on(driver, talk)
+                _edit_and_continue(driver, talk)
         if has_restart:
             script.end = None
             with running(tmp_path, str(model)) as service:
                 driver.service = service
-                _edit_and_go_on(driver, talk)
+                _edit_and_continue(driver, talk)
 
 
-def _result(talk, text):
+def _append_result(talk, text):
     (call,) = talk.messages[-1]["tool_calls"]
     talk.messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
 
 
-def _edit_and_go_on(driver, talk):
+def _edit_and_continue(driver, talk):
     thought = words(300 + talk.step, 40)  # all have this one
     cleared = next(at for at, each in enumerate(talk.messages) if each["role"] == "tool")
     talk.messages[cleared] = {**talk.messages[cleared], "content": "[cleared]"}
     for turn in range(2):
-        _result(talk, f"The last result of turn {turn}.")
+        _append_result(talk, f"The last result of turn {turn}.")
         talk.answer(call=("read", {"path": f"y{turn}"}))
         agent = driver.service.node.resources.table.get((TENANT, AgentId("one")))
         assert agent.manifest.text.count(thought) == STEPS + turn + 2
         reuse = driver.turns[-1]
-        # What is computed: what was cleared, the newest result, and the marks around both.
+        # Only the cleared text, the newest result, and the marks around both are computed.
         assert reuse.prompt - reuse.cached < 80
         assert f"restored reasoning: {STEPS + 1 + turn}" in agent.last_match.reason

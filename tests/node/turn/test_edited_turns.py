@@ -39,7 +39,7 @@ def steady(tmp_path_factory):
 
 
 def history(*texts):
-    """Alternate roles behind a system prompt."""
+    """Return messages of alternating roles after a system prompt."""
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
     return [{"role": "system", "content": words(1, 40)}, *messages]
@@ -63,7 +63,7 @@ def agent_of(service, name="a", tenant=TENANT):
 
 
 def start(service, name="a", texts=LONG):
-    """Ask the whole conversation, and return the edited one with the next question."""
+    """Run the whole conversation; return the edited one with the next question."""
     answer = ask(service, history(*texts), agent=name).text
     return grown(history(texts[0], "[cleared]", *texts[2:]), answer, words(40, 12))
 
@@ -76,7 +76,7 @@ def test_rows_after_an_edit_are_not_computed_again(tmp_path, model):
 
         count = kept.admitted.prompt_tokens
         assert kept.admitted.match == "edit"
-        # The answer keeps the tokens that it was given in: others encode it anew.
+        # The answer keeps its sampled tokens; another agent encodes its text.
         assert count <= exact.admitted.prompt_tokens
         computed = count - kept.admitted.cached_tokens
         assert computed < 120 < count // 4
@@ -87,7 +87,7 @@ def test_rows_after_an_edit_are_not_computed_again(tmp_path, model):
 
 
 def test_edited_memory_answers_the_same_hot_restored_and_continued(tmp_path, model):
-    """Edited in memory; edited while it is read back; and each read back, and moved."""
+    """Edited in memory, or while it is read from disk; each then restored and moved."""
     answers, later = [], []
     for number, is_hot in enumerate((True, False)):
         folder = tmp_path / str(number)
@@ -148,7 +148,7 @@ def test_exact_turn_after_an_edit_is_exact(tmp_path, model):
 
 
 def test_exact_memory_saved_late_is_stored_as_exact(tmp_path, model, monkeypatch):
-    """The disk refuses it at first: its record is no edited one because the stored one is."""
+    """The disk refuses it at first; its record is exact although the stored one is edited."""
     with running(tmp_path, model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE)
@@ -169,7 +169,7 @@ def test_exact_memory_saved_late_is_stored_as_exact(tmp_path, model, monkeypatch
 
 
 def test_edited_memory_serves_its_own_agent_only(tmp_path, model):
-    """Not another agent, nor an unnamed one, with the same prompt; nor another tenant."""
+    """No other agent, named or not, and no other tenant reuses it for the same prompt."""
     with running(tmp_path, model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE)
@@ -186,7 +186,7 @@ def test_edited_memory_serves_its_own_agent_only(tmp_path, model):
 
 
 def test_repeated_edits_keep_the_cache_warm(tmp_path, model):
-    """Each one of what is there by then, also of what an earlier one put in."""
+    """Each edit changes the latest history, also text that an earlier one inserted."""
     with running(tmp_path, model) as service:
         messages = start(service)
         for number in range(4):
@@ -227,7 +227,7 @@ def test_edited_memory_of_movable_models_is_the_same_hot_and_restored(tmp_path, 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """A model whose windows see a third of a conversation."""
+    """Return a model whose windows cover a third of a conversation."""
     config = ARCHITECTURES["gemma3_text"] | {"num_hidden_layers": 3, "sliding_window": 300}
     return str(write_model(tmp_path_factory.mktemp("model") / "gemma", config))
 
@@ -309,7 +309,7 @@ def test_lost_blocks_after_an_edit_are_computed(tmp_path, steady):
 
 
 def test_lost_block_of_edited_memory_is_saved_again_from_memory(tmp_path, model):
-    """With its next turn, as any other; and it is the same memory after a restart."""
+    """The next turn saves it, and the memory is the same after a restart."""
     with running(tmp_path / "whole", model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE).text

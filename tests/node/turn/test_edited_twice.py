@@ -56,14 +56,14 @@ def test_unsaved_first_edit_is_moved_by_the_second(tmp_path, model, monkeypatch)
 
 
 def test_agent_shed_before_saving_reverts_to_its_stored_record(tmp_path, model, monkeypatch):
-    """Memory was wanted while the disk refused: the agent is as it was before the edit."""
+    """Memory ran short while the disk refused: the agent is as it was before the edit."""
     with running(tmp_path, model) as service:
         answer = ask(service, history(*LONG), agent="a").text
         edited = grown(history(LONG[0], PUT_IN, *LONG[2:]), answer, words(40, 12))
         with monkeypatch.context() as patched:
             patched.setattr(AgentStore, "publish", refuse)
             ask(service, edited, agent="a", edits=AMORTIZE)
-            on_its_loop(service, lambda: service.node.resources.table.shed(0))
+            on_its_loop(service, lambda: service.node.resources.table.drop_unsaved(0))
         agent = agent_of(service)
         assert agent.manifest.tokens_count == agent.saved.tokens_count == agent.exact_tokens
         again = ask(service, grown(history(*LONG), answer, words(43, 9)), agent="a")

@@ -17,7 +17,7 @@ def model(tmp_path_factory):
 
 
 def edit(service):
-    """Edit an agent's memory; return its next messages, and what is exact of it."""
+    """Edit an agent's memory; return its next messages and the number of exact tokens."""
     edited = start(service)
     answer = ask(service, edited, agent="a", edits=EditMode.AMORTIZE)
     exact = agent_of(service).saved.edited.exact_tokens
@@ -35,7 +35,7 @@ def test_exact_turn_reuses_all_rows_before_the_edit(tmp_path, model):
         last = grown(following, reply.text, words(42, 12))
         assert agent_of(service).saved.edited is None
     assert (reply.admitted.cached_tokens, reply.admitted.amortized_tokens) == (exact, 0)
-    with running(tmp_path, model) as service:  # and what it saved is exact, too
+    with running(tmp_path, model) as service:  # and the saved memory is exact, too
         later = ask(service, last, agent="a")
         assert later.admitted.cached_tokens > later.admitted.prompt_tokens - 120
     with running(tmp_path / "cold", model) as service:

@@ -1,4 +1,4 @@
-"""A beginning that another node has, or computes, comes from there while its turn waits."""
+"""Heads of prompts that a waiting turn fetches from a node that has or computes them."""
 
 import asyncio
 import itertools
@@ -41,7 +41,7 @@ _names = itertools.count()
 
 
 @contextmanager
-def two(folder, model, **settings):
+def two_nodes(folder, model, **settings):
     with (
         running(folder, model, "here", **settings) as here,
         running(folder, model, "there", **settings) as there,
@@ -62,21 +62,21 @@ def erase(service, agent):
     return call(service, erasure(agent), EraseReceipt)
 
 
-async def swept(node):
-    node.tiers.leases.let_go()
+async def sweep(node):
+    node.tiers.leases.release_all()
     node.resources.store.blocks.sweep()
 
 
 def clear(service):
-    """Erase all that a node has."""
+    """Erase all agents and leases of a node."""
     for agent in [agent for _, agent in service.node.resources.table._agents]:
         erase(service, agent)
-    on_loop(service, swept(service.node))
+    on_loop(service, sweep(service.node))
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch):
-    """Let no turn stop waiting because this machine is busy."""
+def _lift_time_limits(monkeypatch):
+    """Let turns wait without a limit, as this machine may be busy."""
     monkeypatch.setattr(heads, "HEAD_WAIT_FACTOR", 1e6)
     monkeypatch.setattr(fetched_heads, "HEAD_FETCH_S_MIN", 60.0)
     monkeypatch.setattr(FetchedHeads, "_require_sooner", lambda *_: None)
@@ -98,13 +98,13 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes")
-    with two(folder, model) as nodes:
+    with two_nodes(folder, model) as nodes:
         yield nodes
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory, model):
-    """The texts of requests 0 to 7 from a node that has nothing."""
+def cold(tmp_path_factory, model):
+    """Return the texts of requests 0 to 7, each computed cold."""
     with running(tmp_path_factory.mktemp("calm"), model) as service:
         return [
             together(service, [request_of(number, is_private=True)])[0].text for number in range(8)
@@ -120,12 +120,12 @@ def lent(request, source, **options):
     return replace(request, head=loan_of(source, **options))
 
 
-def test_stored_head_is_fetched(pair, counted, calm):
+def test_stored_head_is_fetched(pair, counted, cold):
     here, there = pair
     (first,) = together(here, [request_of(0)])
     before = counted.of(there)
     (reply,) = together(there, [lent(request_of(1), here)])
-    assert reply.text == calm[1]
+    assert reply.text == cold[1]
     assert reply.admitted.cache is CacheTier.PEER
     head = reply.admitted.fetched_tokens
     assert head > first.admitted.prompt_tokens // 2
@@ -134,7 +134,7 @@ def test_stored_head_is_fetched(pair, counted, calm):
 
 
 def test_lender_logs_the_turn_that_borrows(model, tmp_path):
-    with two(tmp_path, model) as (here, there):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         tag = TurnTag(TurnId("turn-that-borrows"), 0.0)
         with logged_turns("node") as lines:
@@ -145,7 +145,7 @@ def test_lender_logs_the_turn_that_borrows(model, tmp_path):
 
 
 def test_refused_transfer_names_the_turn_of_its_ticket(model, tmp_path, monkeypatch):
-    with two(tmp_path, model) as (here, there):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
 
         def lose(store, ref):
@@ -158,13 +158,13 @@ def test_refused_transfer_names_the_turn_of_its_ticket(model, tmp_path, monkeypa
         assert {turn for message, turn in lines if "no longer here" in message} == {tag.id}
 
 
-def at_once(*pairs):
-    """Serve requests on nodes at once; return replies, or what was raised."""
+def serve_at_once(*pairs):
+    """Serve requests on nodes at once; return replies or exceptions."""
     tasks = [asyncio.run_coroutine_threadsafe(serve_turn(s, r), s._loop) for s, r in pairs]
     return [task.result(300) for task in tasks]
 
 
-def sent(service):
+def bytes_sent(service):
     return service.node.resources.transfers.counts().get("bytes", 0)
 
 
@@ -172,27 +172,29 @@ def blocks_fetched(service):
     return service.node.connections.counts().get("blocks", 0)
 
 
-def test_concurrent_turns_share_one_fetch(model, tmp_path, counted, calm):
-    with two(tmp_path, model) as (here, there):
+def test_concurrent_turns_share_one_fetch(model, tmp_path, counted, cold):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         counted.reset()
         replies = together(there, [lent(request_of(number), here) for number in range(1, 8)])
-        assert [reply.text for reply in replies] == calm[1:]
+        assert [reply.text for reply in replies] == cold[1:]
         head = max(reply.admitted.fetched_tokens for reply in replies)
         tails = sum(reply.admitted.prompt_tokens - head for reply in replies)
         assert counted.of(there) <= tails
         blocks = there.node.resources.table.get(key(1)).saved.pieces.blocks[: head // 256]
         assert blocks_fetched(there) == len(blocks)
-        assert 0 < sent(here) <= sum(ref.payload_bytes for ref in blocks)  # fewer if compressed
+        assert (
+            0 < bytes_sent(here) <= sum(ref.payload_bytes for ref in blocks)
+        )  # fewer if compressed
 
 
 @pytest.mark.parametrize("is_coming", [False, True])
-def test_head_in_progress_is_computed_once(model, tmp_path, counted, calm, is_coming):
-    """Its blocks come as they are published."""
-    with two(tmp_path, model) as (here, there):
+def test_head_in_progress_is_computed_once(model, tmp_path, counted, cold, is_coming):
+    """Its blocks are fetched as they are published."""
+    with two_nodes(tmp_path, model) as (here, there):
         counted.reset()
         if is_coming:
-            lead, *others = at_once(
+            lead, *others = serve_at_once(
                 (here, request_of(0)),
                 *((there, lent(request_of(n), here, is_coming=True)) for n in (1, 2, 3)),
             )
@@ -201,10 +203,10 @@ def test_head_in_progress_is_computed_once(model, tmp_path, counted, calm, is_co
             counted.when(1, lambda _: began.set())
             first = asyncio.run_coroutine_threadsafe(serve_turn(here, request_of(0)), here._loop)
             assert began.wait(60)
-            others = at_once(*((there, lent(request_of(n), here)) for n in (1, 2, 3)))
+            others = serve_at_once(*((there, lent(request_of(n), here)) for n in (1, 2, 3)))
             lead = first.result(300)
         replies = [lead, *others]
-        assert [reply.text for reply in replies] == calm[:4]
+        assert [reply.text for reply in replies] == cold[:4]
         head = max(reply.admitted.fetched_tokens or 0 for reply in others)
         assert head > lead.admitted.prompt_tokens // 2
         tails = sum(reply.admitted.prompt_tokens - head for reply in replies)
@@ -213,35 +215,35 @@ def test_head_in_progress_is_computed_once(model, tmp_path, counted, calm, is_co
         assert pinned_blocks(there.node) == {}
 
 
-def test_lender_whose_turn_arrives_late_is_awaited(model, tmp_path, calm):
-    with two(tmp_path, model) as (here, there):
+def test_lender_whose_turn_arrives_late_is_awaited(model, tmp_path, cold):
+    with two_nodes(tmp_path, model) as (here, there):
         answered, answer = threading.Event(), here.node.resources.transfers.answer_call
 
-        def noted(*words):
+        def record_reply(*words):
             reply = answer(*words)
             answered.set()
             return reply
 
-        here.node.resources.transfers.answer_call = noted
+        here.node.resources.transfers.answer_call = record_reply
         asking = serve_turn(there, lent(request_of(1), here, is_coming=True))
         waiting = asyncio.run_coroutine_threadsafe(asking, there._loop)
         assert answered.wait(60)
         together(here, [request_of(0)])
         reply = waiting.result(300)
-        assert reply.text == calm[1]
+        assert reply.text == cold[1]
         assert reply.admitted.fetched_tokens
 
 
-def test_head_arrives_before_its_lender_has_answered(model, tmp_path, calm):
+def test_head_arrives_before_its_lender_has_answered(model, tmp_path, cold):
     long = Sampling(max_tokens=20_000, ignore_eos=True)
-    with two(tmp_path, model) as (here, there):
+    with two_nodes(tmp_path, model) as (here, there):
         began = threading.Event()
         slow = serve_turn(here, replace(request_of(0), sampling=long), lambda _: began.set())
         first = asyncio.run_coroutine_threadsafe(slow, here._loop)
         assert began.wait(60)
         (reply,) = together(there, [lent(request_of(1), here)])
         assert not first.done()
-        assert reply.text == calm[1]
+        assert reply.text == cold[1]
         assert reply.admitted.fetched_tokens
         first.cancel()
 
@@ -251,18 +253,20 @@ def test_windows_and_recurrent_states_are_fetched(tmp_path, name):
     model = str(write_model(tmp_path / "model", ARCHITECTURES[name]))
     requests = [request_of(number, messages=chat(number, words(1, 300))) for number in range(3)]
     with running(tmp_path / "calm", model) as service:
-        calm = [together(service, [replace(r, is_private=True)])[0].text for r in requests]
-    with two(tmp_path, model) as (here, there):
+        cold = [together(service, [replace(r, is_private=True)])[0].text for r in requests]
+    with two_nodes(tmp_path, model) as (here, there):
         first = [(here, requests[0])]
-        replies = at_once(*first, *((there, lent(r, here, is_coming=True)) for r in requests[1:]))
-        assert [reply.text for reply in replies] == calm
+        replies = serve_at_once(
+            *first, *((there, lent(r, here, is_coming=True)) for r in requests[1:])
+        )
+        assert [reply.text for reply in replies] == cold
         assert all(reply.admitted.fetched_tokens for reply in replies[1:])
 
 
 # --- what ends a wait ------------------------------------------------------------------------
 
 
-def test_slow_link_leads_to_recomputation(pair, calm, monkeypatch):
+def test_slow_link_leads_to_recomputation(pair, cold, monkeypatch):
     monkeypatch.setattr(FetchedHeads, "_require_sooner", REQUIRE_SOONER)
     here, there = pair
     together(here, [request_of(0)])
@@ -271,31 +275,31 @@ def test_slow_link_leads_to_recomputation(pair, calm, monkeypatch):
     before = blocks_fetched(there)
     clear(there)
     (reply,) = together(there, [lent(request_of(2), here)])
-    assert reply.text == calm[2]
+    assert reply.text == cold[2]
     assert reply.admitted.fetched_tokens is None
     assert blocks_fetched(there) == before
 
 
-def test_lender_killed_during_transfer_costs_no_answer(model, tmp_path, calm, monkeypatch):
+def test_lender_killed_during_transfer_costs_no_answer(model, tmp_path, cold, monkeypatch):
     """The blocks that have arrived are used, and the rest is computed."""
-    with two(tmp_path, model) as (here, there):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         adopt, count = BlockStore.adopt, itertools.count()
 
-        def dying(store, *words):
+        def stop_lender_at_fourth(store, *words):
             if next(count) == 4:
                 here.node.resources.transfers.stop()
             adopt(store, *words)
 
-        monkeypatch.setattr(BlockStore, "adopt", dying)
+        monkeypatch.setattr(BlockStore, "adopt", stop_lender_at_fourth)
         (reply,) = together(there, [lent(request_of(1), here)])
-        assert reply.text == calm[1]
+        assert reply.text == cold[1]
         assert pinned_blocks(there.node) == {}
         assert not there.node.turns.fetched._fetches
 
 
-def test_silent_or_stopped_lender_costs_no_answer(model, tmp_path, calm, monkeypatch):
-    with two(tmp_path, model) as (here, there):
+def test_silent_or_stopped_lender_costs_no_answer(model, tmp_path, cold, monkeypatch):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         silent = threading.Event()
         monkeypatch.setattr(peer_calls, "HEAD_REPLY_S", 0.5)
@@ -304,7 +308,7 @@ def test_silent_or_stopped_lender_costs_no_answer(model, tmp_path, calm, monkeyp
         )
         (reply,) = together(there, [lent(request_of(1), here)])
         silent.set()
-        assert (reply.text, reply.admitted.fetched_tokens) == (calm[1], None)
+        assert (reply.text, reply.admitted.fetched_tokens) == (cold[1], None)
         here.node.resources.transfers.stop()
         request = lent(request_of(2, messages=chat(2, words(9, 400))), here)
         (reply,) = together(there, [request])
@@ -312,39 +316,39 @@ def test_silent_or_stopped_lender_costs_no_answer(model, tmp_path, calm, monkeyp
 
 
 def test_disconnected_client_ends_its_fetch(model, tmp_path, monkeypatch):
-    with two(tmp_path, model) as (here, there):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
-        asked, go_on = threading.Event(), threading.Event()
+        requested, may_answer = threading.Event(), threading.Event()
         answer = here.node.resources.transfers.answer_call
 
-        def late(*words):
-            asked.set()
-            go_on.wait(60)
+        def answer_late(*words):
+            requested.set()
+            may_answer.wait(60)
             return answer(*words)
 
-        here.node.resources.transfers.answer_call = late
+        here.node.resources.transfers.answer_call = answer_late
 
         async def leave():
             task = asyncio.create_task(serve_turn(there, lent(request_of(1), here)))
-            await asyncio.to_thread(asked.wait, 60)
+            await asyncio.to_thread(requested.wait, 60)
             (turn,) = there.node.live_turns
             turn.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(leave(), there._loop).result(60)
-        go_on.set()
-        on_loop(there, ended(there.node.turns.fetched))
+        may_answer.set()
+        on_loop(there, wait_for_fetches(there.node.turns.fetched))
         assert blocks_fetched(there) == 0
         assert pinned_blocks(there.node) == {}
 
 
-async def ended(fetched):
+async def wait_for_fetches(fetched):
     while fetched._tasks:
         await asyncio.wait(fetched._tasks)
 
 
-def test_damaged_block_is_not_used(model, tmp_path, calm):
-    with two(tmp_path, model) as (here, there):
+def test_damaged_block_is_not_used(model, tmp_path, cold):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         ref = here.node.resources.table.get(key(0)).saved.pieces[3].block
         (path,) = here._config.data_dir.rglob(f"{ref.name}*")
@@ -352,45 +356,45 @@ def test_damaged_block_is_not_used(model, tmp_path, calm):
         raw[len(raw) // 2] ^= 1
         path.write_bytes(bytes(raw))
         (reply,) = together(there, [lent(request_of(1), here)])
-        assert reply.text == calm[1]
+        assert reply.text == cold[1]
         assert (reply.admitted.fetched_tokens or 0) <= 3 * 256
 
 
 # --- what is lent ----------------------------------------------------------------------------
 
 
-def test_other_tenants_get_no_head(pair, calm):
+def test_other_tenants_get_no_head(pair, cold):
     here, there = pair
     together(here, [request_of(0)])
     other = request_of(3, tenant=OTHER)
     (reply,) = together(there, [lent(other, here)])
-    assert (reply.text, reply.admitted.cached_tokens) == (calm[3], 0)
+    assert (reply.text, reply.admitted.cached_tokens) == (cold[3], 0)
 
 
 @pytest.mark.parametrize("kind", ["private", "erased"])
-def test_private_and_erased_agents_lend_nothing(model, tmp_path, calm, kind):
-    with two(tmp_path, model) as (here, there):
+def test_private_and_erased_agents_lend_nothing(model, tmp_path, cold, kind):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         if kind == "private":
             call(here, ChangeSettings(TENANT, AgentId("agent-0"), is_private=True), AgentView)
         else:
             erase(here, "agent-0")
         (reply,) = together(there, [lent(request_of(1), here)])
-        assert reply.text == calm[1]
+        assert reply.text == cold[1]
         assert reply.admitted.fetched_tokens is None
         assert blocks_fetched(there) == 0
 
 
 def test_edited_memory_is_not_lent(model, tmp_path):
-    def told(first):
+    def conversation(first):
         texts = [first, "Well.", HEAD]
         roles = ["user", "assistant", "user"]
         messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)]
         return [{"role": "system", "content": words(1, 10)}, *messages]
 
-    with two(tmp_path, model) as (here, there):
-        ask(here, told(words(3, 60)), agent="agent-0", epoch=1)
-        cleared = told("[cleared]")
+    with two_nodes(tmp_path, model) as (here, there):
+        ask(here, conversation(words(3, 60)), agent="agent-0", epoch=1)
+        cleared = conversation("[cleared]")
         edited = ask(here, cleared, agent="agent-0", epoch=1, edits=EditMode.AMORTIZE)
         assert edited.admitted.amortized_tokens > 1_000
         (reply,) = together(there, [lent(request_of(1, messages=cleared), here)])
@@ -398,18 +402,18 @@ def test_edited_memory_is_not_lent(model, tmp_path):
         assert blocks_fetched(there) == 0
 
 
-def test_running_private_turn_lends_nothing(model, tmp_path, calm, monkeypatch):
+def test_running_private_turn_lends_nothing(model, tmp_path, cold, monkeypatch):
     monkeypatch.setattr(fetched_heads, "HEAD_GRACE_POLLS", 0)
-    with two(tmp_path, model) as (here, there):
+    with two_nodes(tmp_path, model) as (here, there):
         private = request_of(0, is_private=True)
-        replies = at_once((here, private), (there, lent(request_of(1), here, is_coming=True)))
-        assert [reply.text for reply in replies] == calm[:2]
+        replies = serve_at_once((here, private), (there, lent(request_of(1), here, is_coming=True)))
+        assert [reply.text for reply in replies] == cold[:2]
         assert blocks_fetched(there) == 0
 
 
 @pytest.mark.parametrize("when", ["before", "offered", "meanwhile", "after"])
-def test_erased_lender_leaves_nothing(model, tmp_path, calm, monkeypatch, when):
-    with two(tmp_path, model) as (here, there):
+def test_erased_lender_leaves_nothing(model, tmp_path, cold, monkeypatch, when):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         before = there.node.resources.store.blocks.total_bytes
         if when == "before":
@@ -417,24 +421,24 @@ def test_erased_lender_leaves_nothing(model, tmp_path, calm, monkeypatch, when):
         elif when == "offered":
             make_room, begun = DiskBudget.make_room, []
 
-            async def erased_first(budget, *words, **options):
+            async def erase_first(budget, *words, **options):
                 if not begun and budget is there.node.tiers.budget:
                     begun.append(True)
                     await there.node.commands.erasing.erase(erasure("agent-0"))
                 await make_room(budget, *words, **options)
 
-            monkeypatch.setattr(DiskBudget, "make_room", erased_first)
+            monkeypatch.setattr(DiskBudget, "make_room", erase_first)
         elif when == "meanwhile":
             adopt, once = BlockStore.adopt, []
 
-            def erasing(store, *words):
+            def erase_after_adopt(store, *words):
                 adopt(store, *words)
                 if not once:
                     once.append(there.control(encode_call(erasure("agent-0"))))
 
-            monkeypatch.setattr(BlockStore, "adopt", erasing)
+            monkeypatch.setattr(BlockStore, "adopt", erase_after_adopt)
         (reply,) = together(there, [lent(request_of(1), here)])
-        assert reply.text == calm[1]
+        assert reply.text == cold[1]
         if when == "after":
             assert reply.admitted.fetched_tokens
             erase(there, "agent-0")
@@ -444,12 +448,12 @@ def test_erased_lender_leaves_nothing(model, tmp_path, calm, monkeypatch, when):
         assert not leases.refs
         assert pinned_blocks(there.node) == {}
         erase(there, "agent-1")
-        on_loop(there, swept(there.node))
+        on_loop(there, sweep(there.node))
         assert there.node.resources.store.blocks.total_bytes == before
 
 
 def test_agent_made_private_takes_its_head_back(model, tmp_path):
-    with two(tmp_path, model) as (here, there):
+    with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         together(there, [lent(request_of(1), here)])
         leases = there.node.tiers.leases
@@ -458,13 +462,13 @@ def test_agent_made_private_takes_its_head_back(model, tmp_path):
         assert not leases.refs
 
 
-def test_fetched_head_is_lent_on_in_its_lenders_name(model, tmp_path, calm):
-    with two(tmp_path, model) as (here, there), running(tmp_path, model, "third") as third:
+def test_fetched_head_is_lent_on_in_its_lenders_name(model, tmp_path, cold):
+    with two_nodes(tmp_path, model) as (here, there), running(tmp_path, model, "third") as third:
         together(here, [request_of(0)])
         together(there, [lent(request_of(1), here)])
         erase(there, "agent-1")
         (reply,) = together(third, [lent(request_of(2), there)])
-        assert reply.text == calm[2]
+        assert reply.text == cold[2]
         assert reply.admitted.fetched_tokens
         assert {record.agent for record in third.node.tiers.leases.records} == {"agent-0"}
 

@@ -167,7 +167,9 @@ def test_escaped_marks_in_arguments_stay_plain_for_parsing_templates(tmp_path):
         spelled = json.dumps({"path": mark}, ensure_ascii=False).replace("<", "\\u003c")
         messages = [QUESTION, call_message(spelled), result("none")]
         prompts.append(case.frame(messages, TOOLS))
-        assert mark in case.tokenizer.render(messages, TOOLS, {}), "it shows what it parsed"
+        assert mark in case.tokenizer.render(messages, TOOLS, {}), (
+            "the template prints the parsed arguments"
+        )
     (frame, _, _), (expected, _, _) = prompts
 
     assert frame == expected

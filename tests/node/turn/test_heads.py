@@ -1,4 +1,4 @@
-"""A beginning that turns share is computed once, by one of them, while the others wait."""
+"""A head that turns share is computed once, by one of them, while the others wait."""
 
 import asyncio
 from dataclasses import replace
@@ -25,7 +25,7 @@ OTHER = TenantId("other")
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch):
+def _lift_time_limits(monkeypatch):
     """Make turns wait without a limit, as this machine may be busy."""
     monkeypatch.setattr(heads, "HEAD_WAIT_FACTOR", 1e6)
 
@@ -45,7 +45,7 @@ def alone(folder, model, requests, **settings):
 
 
 def shared_tokens(replies):
-    """Return the tokens with which all prompts begin, by what the last ones found."""
+    """Return the number of tokens that all prompts share, as the last ones matched them."""
     return max(reply.admitted.cached_tokens for reply in replies)
 
 
@@ -55,8 +55,8 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory, model):
-    """The answers of nodes that each serve one agent only."""
+def cold(tmp_path_factory, model):
+    """Return the answers of nodes that each serve one agent only."""
     requests = [request_of(number) for number in range(AGENTS)]
     return alone(tmp_path_factory.mktemp("alone"), model, requests)
 
@@ -70,18 +70,18 @@ def check_one_head(replies, computed, *, heads_max=1.1):
     assert computed <= heads_max * head + tails, [r.admitted.cached_tokens for r in replies]
 
 
-def test_eight_new_agents_compute_a_shared_head_once(tmp_path, model, counted, calm):
+def test_eight_new_agents_compute_a_shared_head_once(tmp_path, model, counted, cold):
     with running(tmp_path / "one", model) as service:
         counted.tokens = 0
         replies = together(service, [request_of(number) for number in range(AGENTS)])
         check_one_head(replies, counted.tokens)
-    assert [reply.text for reply in replies] == calm
+    assert [reply.text for reply in replies] == cold
     prompts = [reply.admitted.prompt_tokens for reply in replies]
     cached = [reply.admitted.cached_tokens for reply in replies]
     assert sorted(cached)[1] > min(prompts) - 150, "all but the few tokens of their own"
 
 
-def test_agents_with_other_histories_share_a_new_head(tmp_path, model, counted, calm):
+def test_agents_with_other_histories_share_a_new_head(tmp_path, model, counted, cold):
     """The agents' old caches are hot, and share only the template's words with the new prompt."""
     with running(tmp_path / "one", model) as service:
         for number in range(4):
@@ -89,11 +89,11 @@ def test_agents_with_other_histories_share_a_new_head(tmp_path, model, counted, 
         counted.tokens = 0
         replies = together(service, [request_of(number) for number in range(4)])
         check_one_head(replies, counted.tokens)
-    assert [reply.text for reply in replies] == calm[:4]
+    assert [reply.text for reply in replies] == cold[:4]
 
 
 def test_head_is_published_before_the_leads_answer_ends(tmp_path, model):
-    """The lead's own turn continues long after those that waited have answered."""
+    """The lead's own turn continues long after its followers have answered."""
     long = Sampling(max_tokens=20_000, ignore_eos=True)
 
     async def serve(service):
@@ -124,8 +124,8 @@ def test_exact_chunks_share_whole_blocks(tmp_path, model, counted):
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed", "erased"])
-def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, calm, end):
-    """From what was published: the first computes for others in steps, not all at its end."""
+def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, cold, end):
+    """It continues from the tokens that the lead published, step by step."""
     with running(tmp_path / "one", model) as service:
         gone = []
 
@@ -145,16 +145,16 @@ def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, calm
         counted.when(1_800, leave)
         outcomes = together(service, [request_of(number) for number in range(AGENTS)])
         computed = counted.tokens
-    left = {n: r for n, r in enumerate(outcomes) if f"agent-{n}" != gone[0]}
-    assert {n: r.text for n, r in left.items()} == {n: calm[n] for n in left}
-    # A failing chunk is lost; of an erased agent no row is kept, however far it is by then.
+    survivors = {n: r for n, r in enumerate(outcomes) if f"agent-{n}" != gone[0]}
+    assert {n: r.text for n, r in survivors.items()} == {n: cold[n] for n in survivors}
+    # A failing chunk is lost; of an erased agent, all computed rows are dropped.
     most = {"cancelled": 1.1, "failed": 1.5, "erased": 2.1}[end]
-    check_one_head(list(left.values()), computed, heads_max=most)
+    check_one_head(list(survivors.values()), computed, heads_max=most)
 
 
 @pytest.mark.parametrize("kind", ["private", "tenants"])
 def test_turns_do_not_wait_for_private_or_foreign_heads(
-    tmp_path, model, counted, calm, monkeypatch, kind
+    tmp_path, model, counted, cold, monkeypatch, kind
 ):
     lookups = []
     monkeypatch.setattr(heads.Heads, "_ask", lambda *_, **__: lookups.append(kind))
@@ -169,20 +169,20 @@ def test_turns_do_not_wait_for_private_or_foreign_heads(
     assert not lookups
     assert [reply.admitted.cached_tokens for reply in replies] == [0, 0, 0]
     assert computed >= sum(reply.admitted.prompt_tokens - 1 for reply in replies)
-    assert [reply.text for reply in replies] == calm[:3]
+    assert [reply.text for reply in replies] == cold[:3]
 
 
-def test_public_heads_are_shared_beside_a_private_agent(tmp_path, model, counted, calm):
+def test_public_heads_are_shared_beside_a_private_agent(tmp_path, model, counted, cold):
     with running(tmp_path / "one", model) as service:
         ask(service, chat(50), agent="private", max_tokens=1)
         call(service, ChangeSettings(TENANT, AgentId("private"), is_private=True), AgentView)
         counted.tokens = 0
         replies = together(service, [request_of(number) for number in range(3)])
         check_one_head(replies, counted.tokens)
-    assert [reply.text for reply in replies] == calm[:3]
+    assert [reply.text for reply in replies] == cold[:3]
 
 
-def test_additional_answers_wait_for_the_kept_one(tmp_path, model, counted, calm):
+def test_additional_answers_wait_for_the_kept_one(tmp_path, model, counted, cold):
     kept = request_of(0)
     options = {"is_kept": False, "beside": kept.identity.agent}
     more = [replace(kept, operation=OperationId(f"more-{n}"), **options) for n in range(3)]
@@ -200,7 +200,7 @@ def test_additional_answers_wait_for_the_kept_one(tmp_path, model, counted, calm
         counted.tokens = 0
         replies = asyncio.run_coroutine_threadsafe(serve(service), service._loop).result(300)
         check_one_head(replies, counted.tokens)
-    assert {reply.text for reply in replies} == {calm[0]}
+    assert {reply.text for reply in replies} == {cold[0]}
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])

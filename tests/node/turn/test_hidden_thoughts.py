@@ -48,7 +48,7 @@ def has_secret(talk):
 
 
 def hide(talk):
-    """Have the agent think the secret, and take a turn in whose prompt the thought is left out."""
+    """Let the agent think the secret, and take a turn whose prompt omits the thought."""
     talk.ask(thought=THOUGHT)
     talk.ask()
     assert SECRET not in record(talk).text
@@ -88,7 +88,7 @@ def test_hidden_thought_is_forgotten_without_thought_restoration(talking, where)
 
 
 def test_thought_is_not_stored_without_thought_restoration(talking):
-    """A kept one could not be forgotten by its text."""
+    """A stored thought could not be forgotten by its text."""
     talking.driver.options = {RESTORE_OPTION: False}
     talking.ask(thought=THOUGHT)
     assert has_secret(talking)

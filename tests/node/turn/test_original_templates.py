@@ -55,29 +55,29 @@ def render(template, messages, **options):
     return text
 
 
-def say(template, ends, options, said):
-    """Spell an answer as the template itself writes the last one of a conversation."""
+def spell_answer(template, ends, options, scripted):
+    """Spell an answer as the template itself writes the last message of a conversation."""
     prompt = render(template, [QUESTION], add_generation_prompt=True, **options)
-    thought = "" if prompt.rstrip().endswith("</think>") else said.thought
-    message = {"role": "assistant", "content": said.text}
+    thought = "" if prompt.rstrip().endswith("</think>") else scripted.thought
+    message = {"role": "assistant", "content": scripted.text}
     if thought:
         message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), thought)
     whole = ""
     for spelled in (lambda arguments_: arguments_, json.dumps):
-        if said.call:
-            name, arguments = said.call
+        if scripted.call:
+            name, arguments = scripted.call
             function = {"name": name, "arguments": spelled(arguments)}
             message["tool_calls"] = [{"type": "function", "id": "abcdefghi", "function": function}]
         try:
             whole = render(template, [QUESTION, message], **options)
             break
-        except TypeError:  # it puts a text together
+        except TypeError:  # the template concatenates texts
             continue
     shared = prompt[: common_prefix(prompt, whole)]
     rest = whole[len(re.sub(r"<[^<>\n]*$", "", shared)) :].rstrip("\n")
     for end in ends:
         rest = rest.removesuffix(end)
-    if prompt.rstrip().endswith("<think>") and shared != prompt:  # it takes thoughts away
+    if prompt.rstrip().endswith("<think>") and shared != prompt:  # the template drops thoughts
         rest = f"{thought}\n</think>\n\n{rest}"
     return rest
 
@@ -94,10 +94,11 @@ def original(name):
         template,
         tuple(specials),
         ends[0],
-        partial(say, template, ends, options),
+        partial(spell_answer, template, ends, options),
         end_of_call=ends[-1],
         options=options,
-        has_tools="read" in say(template, ends, options, ScriptedAnswer(call=("read", {}))),
+        has_tools="read"
+        in spell_answer(template, ends, options, ScriptedAnswer(call=("read", {}))),
     )
 
 
@@ -127,7 +128,7 @@ def test_answer_spelled_by_the_template_is_read_back(tmp_path, name):
     write_tokenizer(tmp_path, shape, corpus())
     tokenizer = ChatTokenizer(load(tmp_path))
     call = ("read", {"path": "the sky"}) if shape.has_tools else None
-    text_in = "" if name == "gptoss" else "I look."  # which has a thought or a text beside calls
+    text_in = "" if name == "gptoss" else "I look."  # its calls have a thought or a text, not both
     says = shape.say(ScriptedAnswer(text_in, "Where?", call))
     text, thought, calls = answer(tokenizer, [QUESTION], says + shape.end, TOOLS, **shape.options)
 

@@ -25,9 +25,9 @@ AGENTS = {
     "date_at_the_end": 3,
     "interleaved": 2,
 }  # conversations in each
-# Where the client goes back or leaves out something, what it sends is another conversation.
+# A client that goes back or omits messages starts another conversation.
 FORKS = {"edit_last", "edit_early", "compact", "slide"}
-# Where calls are not read, their results are messages of the user, whose words count.
+# Formats whose calls are read; of others, results are messages of the user, whose words count.
 CALLS_READ = {
     *("chatml", "thought_opened", "thought_closed", "thinks", "thoughts_kept", "role_tokens"),
 }
@@ -37,8 +37,8 @@ CORE = {
     ("full", "head_at_last_question"): ("chat",),
     ("recurrent", "thought_opened"): ("interleaved", "edit_last"),
 }
-# A head that moves with the last question is in no later prompt of its conversation, so that its
-# record has it no longer: others that begin with it, or go back to it, find it nowhere.
+# A head that moves with the last question is in no later prompt of its conversation, so its
+# record drops it: prompts that begin with it, or return to it, do not find it.
 HEAD_GONE = {
     ("head_at_last_question", name)
     for name in (
@@ -46,7 +46,7 @@ HEAD_GONE = {
         *("date_at_the_head", "elided", "reminded"),
     )
 }
-# Of a message that is changed in its middle, no recurrent state lies at the very place.
+# A message changed in its middle has no recurrent state at the place of the change.
 NASTY_SHARE_MIN = {"full": SHARE_MIN, "recurrent": 0.9}
 
 
@@ -76,7 +76,7 @@ def judge(shape, drivers, share_min=SHARE_MIN):
         last = driver.turns[-1]
         keeps = driver.shape.options.get("preserve_thinking")
         if keeps and name == "long_loop" and last.cached < 0.9 * last.prompt:
-            found.append(f"{name}: a question behind the loop reuses {last.cached}")
+            found.append(f"{name}: a question after the loop reuses {last.cached}")
         if driver.share < share_min and (shape, name) not in HEAD_GONE:
             found.append(f"{name}: {driver.share:.0%} of {turns}")
     assert not found, found
@@ -106,7 +106,7 @@ def test_reuse_of_adversarial_scenarios_with_every_template(tmp_path, weights, s
 @pytest.mark.slow
 @pytest.mark.parametrize("has_ids", sample([False, True], True), ids=["no ids", "ids"])
 def test_turn_of_a_recurrent_model_computes_new_text_only(tmp_path, has_ids):
-    """With a thought that is taken out of the history: the answer, the question, some tokens."""
+    """If a thought is dropped from the history: the answer, the question, some tokens."""
     shape = SHAPES["thought_opened"]
     drivers = converse(tmp_path, "recurrent", shape, ["chat", "tools_kept"], has_ids=has_ids)
     for driver in drivers.values():
@@ -117,7 +117,7 @@ def test_turn_of_a_recurrent_model_computes_new_text_only(tmp_path, has_ids):
 
 @pytest.mark.slow
 def test_recurrent_state_at_the_end_of_an_answers_text_is_on_disk(tmp_path):
-    shape = SHAPES["thoughts_kept"]  # whose template takes the line end from the answer
+    shape = SHAPES["thoughts_kept"]  # its template strips the line end of the answer
     model = str(write_shape(tmp_path / "model", shape, "recurrent", corpus()))
     with scripted() as script:
         with running(tmp_path, model) as service:

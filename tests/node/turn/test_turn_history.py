@@ -11,7 +11,7 @@ from fabric.errors import FabricError
 from fabric.hosting.log_files import write_log_file
 from fabric.ids import AgentId, NodeName, TurnId
 from fabric.limits import TURN_HISTORY_MAX
-from fabric.record.turn_history import TurnNote, noted, read_turns
+from fabric.record.turn_history import TurnNote, append_turn, read_turns
 from fabric.turn.turn_times import TurnTag, TurnTimes
 from tests.support.services import TENANT, ask, call, migrate, running, start_service
 from tests.support.tiny_models import LLAMA, write_model
@@ -50,7 +50,7 @@ def test_record_keeps_each_turn_with_its_times(tmp_path, model):
     assert times.prefill_s > 0
     assert times.decode_s > 0
     assert times.first_token_s >= 0.75 + times.prefill_s
-    # The record's own write is not in what the record says of it.
+    # The time of the record's own write is not in the record.
     assert one.times.total_s <= times.total_s + 0.001
 
 
@@ -131,7 +131,7 @@ def note(number, reason="it differs there"):
 def test_history_is_bounded():
     turns = ""
     for number in range(TURN_HISTORY_MAX + 5):
-        turns = noted(turns, note(number, "why " * 200))
+        turns = append_turn(turns, note(number, "why " * 200))
     kept = read_turns(turns)
     assert [turn.id for turn in kept] == [
         f"req_{number:08d}" for number in range(5, TURN_HISTORY_MAX + 5)
@@ -154,13 +154,13 @@ def test_history_is_bounded():
     ],
 )
 def test_lines_of_other_versions_are_skipped(old, new):
-    turns = noted("", note(1))
+    turns = append_turn("", note(1))
     assert old in turns
-    both = noted(turns.replace(old, new), note(2))
+    both = append_turn(turns.replace(old, new), note(2))
     assert [turn.id for turn in read_turns(both)] == ["req_00000002"]
 
 
 def test_further_items_of_a_line_are_ignored():
-    turns = noted("", note(1))
+    turns = append_turn("", note(1))
     later = f'{turns[:-1]},"of a later version"]'
     assert read_turns(later) == read_turns(turns) != ()

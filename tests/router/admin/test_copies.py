@@ -66,7 +66,7 @@ async def test_fork_goes_to_another_node_when_its_node_drains():
 async def test_repeated_fork_operation_creates_one_fork():
     async with rig() as fabric:
         home, _ = await start_agent(fabric)
-        home.does.mute.add("keep_fork")  # carried out, but the answer is lost
+        home.does.mute.add("keep_fork")  # executed, but the reply is lost
         lost = await post(fabric, "alice/fork", **{"as": "bob", "operation": "fork-number-1"})
         home.does.mute.clear()
         again = await post(fabric, "alice/fork", **{"as": "bob", "operation": "fork-number-1"})
@@ -183,7 +183,7 @@ async def test_replica_count_matches_settings():
         settled = sum(node.calls["keep_replica"] for node in fabric.nodes.values())
 
     assert copies() != first
-    assert settled == calls == 3, "what is current is left alone"
+    assert settled == calls == 3, "current copies are left alone"
 
 
 async def test_failed_copy_is_withdrawn_and_retried_after_rest(monkeypatch):
@@ -208,24 +208,24 @@ async def test_failed_copy_is_withdrawn_and_retried_after_rest(monkeypatch):
 async def test_evicted_replica_is_not_recreated_until_agent_changes(
     monkeypatch,
 ):
-    """Else two agents' copies on a disk with room for one would push each other out for ever."""
+    """Otherwise two agents' copies on a disk with room for one would evict each other forever."""
     settings = RouterSettings(takeover_after_s=0.3, replicas=1)
     async with rig("ab", settings=settings, scale=4.0, tended=False) as fabric:
         home, other = await start_agent(fabric)
 
-        async def swept():
+        async def sweep():
             await fabric.fleet.membership.refresh(relist=True)
             await fabric.services.replicas.sweep()
             return other.calls["keep_replica"]
 
-        copied = await swept()
+        copied = await sweep()
         del other.memory["default", "alice"]
-        evicted = await swept()
+        evicted = await sweep()
         await fabric.chat(LONG, "x", "more", agent="alice")
         monkeypatch.setattr(replicas_module, "EVICTED_REPLICA_RETRY_S", 0.0)
-        after_a_turn = await swept()
+        after_a_turn = await sweep()
         del other.memory["default", "alice"]
-        later = await swept()
+        later = await sweep()
 
     assert (copied, evicted, after_a_turn, later) == (1, 1, 2, 3)
     assert ("default", "alice") in home.memory

@@ -77,7 +77,7 @@ async def test_long_copy_reports_how_much_of_the_agent_has_arrived(monkeypatch):
     moves = [event.data for event in moved if event.name == "move.state"]
     sizes = [(move["bytes_sent"], move["bytes_total"]) for move in moves]
     total = whole["bytes"]["disk"]
-    assert sizes[:2] == [(1, total), (total, total)]  # nothing again without progress
+    assert sizes[:2] == [(1, total), (total, total)]  # no further event without progress
     assert all(sent <= total for sent, total in sizes)
 
 
@@ -195,7 +195,7 @@ async def test_slow_client_gets_missed_count_and_fresh_snapshot(monkeypatch):
         await stream.next()
         await fabric.chat("hello", agent="alice")
         await stream.until("turn.ended")
-        # At once, so that no client reads in between.
+        # In one step, so that no client reads in between.
         for number in range(3 * FLEET_EVENTS_MAX):
             fabric.fleet.events.publish(AgentErased(("default", f"gone-{number}")))
         events = await stream.until("snapshot")

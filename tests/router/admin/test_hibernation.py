@@ -32,7 +32,7 @@ SIGNING_KEY = "ab" * 32
 
 
 class HibernationNode(FakeNode):
-    """A fake node that answers with a file, or takes one as it comes."""
+    """A fake node that sends a hibernation file, or receives one in parts."""
 
     def __init__(self, name, **options):
         super().__init__(name, **options)
@@ -164,7 +164,7 @@ async def test_resume_with_replace_demotes_previous_owner_to_replica():
 
 
 async def test_undecided_replacement_keeps_agent_on_its_node():
-    """The next turn goes there; a file replaces the agent only with `replace`."""
+    """The next turn goes to that node; a file replaces the agent only with `replace`."""
     async with rig(nodes=hibernation_nodes("node-a", "node-b"), tended=False) as fabric:
         http = fabric.http()
         prompt = "hello " * 200
@@ -187,7 +187,7 @@ async def test_undecided_replacement_keeps_agent_on_its_node():
 
 
 async def test_undecided_resume_raises_epoch_of_surviving_owner():
-    """Even if the owner is unreachable: after a restart the other node may own the agent."""
+    """This holds for unreachable owners, too: the other node may own the agent after a restart."""
     async with rig(nodes=hibernation_nodes("node-a", "node-b")) as fabric:
         owner = (await fabric.chat("hello", agent="alice")).headers["x-macfabric-node"]
         target = "node-b" if owner == "node-a" else "node-a"

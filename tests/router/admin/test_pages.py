@@ -1,4 +1,4 @@
-"""Pages and filters of lists: bounded, complete together, and a tenant's own."""
+"""Pages and filters of lists: bounded, complete, and limited to a tenant."""
 
 import pytest
 
@@ -20,7 +20,7 @@ async def listed(http, path):
     return answer.json()
 
 
-async def test_pages_of_agents_are_whole_together():
+async def test_pages_list_every_agent_once():
     async with rig("ab") as fabric:
         for name in ("d", "a", "c", "b", "e"):
             await fabric.chat(f"hello {name}", agent=name)

@@ -1,4 +1,4 @@
-"""The id of a turn, from its request to its agent's history, which its tenant alone sees."""
+"""A turn's id, from its request to its agent's history, which only its tenant can read."""
 
 import pytest
 

@@ -63,7 +63,7 @@ async def test_old_tool_results_are_cleared_and_reported():
             streamed = await stream.get_final_message()
 
     for request in node.requests:
-        assert results(request) == [CLEARED] * 3 + [RESULT] * 3, "three are kept where nobody says"
+        assert results(request) == [CLEARED] * 3 + [RESULT] * 3, "three are kept by default"
         first = next(use for message in request.messages for use in message.uses)
         assert first.arguments == {"path": "file 0"}
     for done in (whole, streamed):

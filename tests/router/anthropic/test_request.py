@@ -229,7 +229,7 @@ def test_tool_choice_sets_required_and_strict_calls(choice, expected):
     tools = [{**TOOL, "name": "a"}, {**TOOL, "name": "b", "strict": True}]
     prompt = parse(tools=tools, tool_choice=choice).prompt
     assert prompt.calls == expected
-    assert "strict" not in prompt.tools[1]["function"], "templates print what they get"
+    assert "strict" not in prompt.tools[1]["function"], "templates would print it"
 
 
 DEEP = {"type": "object"}

@@ -1,6 +1,6 @@
 """A second dialect unlike the first: other errors, named events, a reported stop string.
 
-It is what a new API has to bring, and all of it: the rest of the router is the real one.
+The dialect is all that a new API has to provide; the rest of the router is real.
 """
 
 from contextlib import aclosing
@@ -47,8 +47,8 @@ class Tales(ApiAdapter[ApiRequest]):
     idle = COMMENT
     streams_calls = False
 
-    def parse(self, headers, sent, /):
-        body = ObjectOf(TaleBody).read(sent)
+    def parse(self, headers, raw, /):
+        body = ObjectOf(TaleBody).read(raw)
         return ApiRequest(
             model=body.model,
             identity=Identity(IdentityKind.CONTENT),
@@ -76,8 +76,8 @@ class Tales(ApiAdapter[ApiRequest]):
 
 @pytest.fixture(autouse=True)
 def _tales(monkeypatch):
-    known = router.app.adapters_of
-    monkeypatch.setattr(router.app, "adapters_of", lambda *parts: [*known(*parts), Tales()])
+    adapters_of = router.app.adapters_of
+    monkeypatch.setattr(router.app, "adapters_of", lambda *parts: [*adapters_of(*parts), Tales()])
 
 
 async def test_dialect_formats_its_own_responses():

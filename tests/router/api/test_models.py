@@ -142,7 +142,7 @@ async def test_codex_catalog_has_context_window():
     entries = {entry["slug"]: entry for entry in catalog["models"]}
     assert (entries[MODEL]["context_window"], entries[MODEL]["visibility"]) == (100_000, "list")
     assert "context_window" not in entries["old"]
-    # Codex refuses a catalog in which one of these is missing.
+    # Codex refuses a catalog without one of these fields.
     required = {
         "slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility",
         "supported_in_api", "priority", "base_instructions", "supports_reasoning_summaries",

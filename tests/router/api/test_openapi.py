@@ -1,7 +1,7 @@
 """GET /openapi.json describes every route's requests and answers, and nothing else.
 
-What routes answer is held to the document in all tests of the router (`tests.support.documented`)
-and, with random requests, in tests/e2e/test_openapi_cases.py.
+All tests of the router check responses against the document (`tests.support.documented`);
+tests/e2e/test_openapi_cases.py does so with random requests.
 """
 
 import re
@@ -48,7 +48,7 @@ def test_schemas_are_valid_and_all_used():
     named = set(re.findall(r"#/components/schemas/(\w+)", str(DOCUMENT)))
 
     assert named == set(components) - {name for name in components if name not in named}
-    assert set(components) <= named, "each is used"
+    assert set(components) <= named, "each schema is used"
 
 
 def test_operations_have_unique_ids_and_path_parameters():

@@ -1,4 +1,4 @@
-"""A conversation is read whatever its history contains, in every dialect and position."""
+"""Conversations with unsupported content are read, in every dialect and position."""
 
 import base64
 import itertools
@@ -29,7 +29,7 @@ PNG = f"data:image/png;base64,{PIXELS}"
 OMITTED = "omitted: this model reads text only]"
 IMAGE, AUDIO = f"[image {OMITTED}", f"[audio {OMITTED}"
 PDF = {"type": "base64", "media_type": "application/pdf", "data": PIXELS}
-# Part → what the model reads in its place.
+# Part → text that replaces it in the prompt.
 PARTS = [
     ({"type": "image_url", "image_url": {"url": PNG, "detail": "high"}}, IMAGE),
     ({"type": "image_url", "image_url": "https://example.org/a.png?token=1"}, IMAGE),
@@ -217,8 +217,8 @@ def test_text_after_placeholder_starts_on_new_line():
     read = parse_request({}, {"model": "m", "max_tokens": 9, "messages": [
         {"role": "user", "content": "hi"}, {"role": "assistant", "content": answer},
         {"role": "user", "content": "ok"}]})  # fmt: skip
-    wanted = f"I look.\n{PARTS[20][1]}\n{IMAGE}\nIt costs 9."
-    assert template_messages(read.prompt)[1]["content"] == wanted
+    expected = f"I look.\n{PARTS[20][1]}\n{IMAGE}\nIt costs 9."
+    assert template_messages(read.prompt)[1]["content"] == expected
     parts = [{"type": "text", "text": "a"}, image, {"type": "text", "text": "b"}]
     read = parse_chat({}, {"model": "m", "messages": [{"role": "user", "content": parts}]})
     assert template_messages(read.prompt)[0]["content"] == f"a\n{IMAGE}\nb"
@@ -310,7 +310,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def read_tools(dialect, hosted):
-    """Return the names of tools in the prompt, and what is ignored, of tools beside a function."""
+    """Return the tools in the prompt and the ignored ones, for hosted tools beside a function."""
     if dialect == "messages":
         tools = [*hosted, {"name": "look", "input_schema": SCHEMA}]
         read = parse_request({}, {"model": "m", "max_tokens": 9, "messages": USER, "tools": tools})

@@ -107,7 +107,7 @@ async def test_ollama_paths_get_404_in_ollama_shape(http):
     for method, path in OLLAMA:
         answer = await http.request(method, path)
         assert answer.status_code == 404
-        assert "below /v1" in answer.json()["error"], "a text, as they expect"
+        assert "below /v1" in answer.json()["error"], "clients expect a string"
 
 
 @pytest.mark.anyio

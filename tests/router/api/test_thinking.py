@@ -1,4 +1,4 @@
-"""Limits of thoughts, in every dialect and every spelling."""
+"""Thinking limits, in every dialect and spelling."""
 
 import pytest
 
@@ -18,7 +18,7 @@ MESSAGE = {"model": "m", "messages": USER, "max_tokens": 99}
 
 
 def read(parse, body):
-    """Return the limit, and the template's options."""
+    """Return the thinking limit and the template's options."""
     request = parse({}, body)
     return request.sampling.thoughts, request.prompt.template_options
 
@@ -90,7 +90,7 @@ def test_chat_reasoning_object_disables_or_sets_effort():
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh"])
 def test_effort_reaches_node_unchanged(effort):
-    """The node knows how many tokens each allows; the template gets the nearest that it knows."""
+    """The node maps efforts to tokens; the template gets the nearest effort that it knows."""
     for limit, options in (
         chat(reasoning_effort=effort),
         response(reasoning={"effort": effort}),

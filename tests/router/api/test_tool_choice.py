@@ -1,4 +1,4 @@
-"""Which tools an answer calls, as both of OpenAI's APIs spell it."""
+"""The choice of tools that an answer calls, in both of OpenAI's APIs."""
 
 import pytest
 

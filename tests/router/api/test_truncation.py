@@ -173,11 +173,11 @@ async def test_completion_prompt_is_cut_at_its_start(way):
         answer = await fabric.http().post("/v1/completions", json=body, headers=headers)
         short = await complete(fabric, LINES[:500])
         off = await complete(fabric, LINES, settings={})
-    left = a.requests[0].prompt
-    dropped = len(LINES) - len(left)
-    assert 0 < len(left) <= CONTEXT - 100
-    assert LINES.endswith(left)
-    assert left[:4].isdigit(), "it begins with a line"
+    kept = a.requests[0].prompt
+    dropped = len(LINES) - len(kept)
+    assert 0 < len(kept) <= CONTEXT - 100
+    assert LINES.endswith(kept)
+    assert kept[:4].isdigit(), "the cut is at a line's start"
     assert a.requests[0].echo
     assert answer.headers[REPORT] == f"truncation={dropped}"
     assert (short.headers[REPORT], a.requests[1].prompt) == ("truncation=0", LINES[:500])
@@ -188,10 +188,10 @@ async def test_token_id_prompt_is_cut_at_its_start():
     a, ids = node(), list(range(9_000))
     async with rig(nodes=[a]) as fabric:
         answer = await complete(fabric, ids)
-    left = list(a.requests[0].prompt_ids)
-    assert 0 < len(left) <= CONTEXT - 100
-    assert left == ids[-len(left) :]
-    assert answer.headers[REPORT] == f"truncation={9_000 - len(left)}"
+    kept = list(a.requests[0].prompt_ids)
+    assert 0 < len(kept) <= CONTEXT - 100
+    assert kept == ids[-len(kept) :]
+    assert answer.headers[REPORT] == f"truncation={9_000 - len(kept)}"
 
 
 async def test_each_of_several_prompts_is_cut_separately():

@@ -1,4 +1,4 @@
-"""Browsers get the page with its headers; programs keep the answers that they had."""
+"""Browsers get the page with its headers; programs still get the earlier answers."""
 
 import re
 
@@ -117,7 +117,7 @@ def test_every_linked_or_imported_file_exists():
     files = read_files()
     missing = []
     for path, text in own_texts().items():
-        wanted = LINKED.findall(text)
+        linked = LINKED.findall(text)
         here = PREFIX + path.relative_to(FOLDER).parent.as_posix().removeprefix(".")
         for name in IMPORT.findall(text):
             parts = [*here.strip("/").split("/"), *name.split("/")]
@@ -127,8 +127,8 @@ def test_every_linked_or_imported_file_exists():
                     whole.pop()
                 elif part not in ("", "."):
                     whole.append(part)
-            wanted.append("/" + "/".join(whole))
-        missing += [(path.name, name) for name in wanted if name not in files]
+            linked.append("/" + "/".join(whole))
+        missing += [(path.name, name) for name in linked if name not in files]
 
     assert missing == []
 

@@ -101,7 +101,7 @@ async def test_noted_agent_missing_from_lists_requires_whole_list():
     apply_list(directory, listing("a", changes=5), 1.0)
     directory.note(KEY, noted("a", 1, 2.0))
     apply_list(directory, part(6, "bob", since=5), 1.5)
-    assert not directory.needs_whole_list("a"), "it was asked before"
+    assert not directory.needs_whole_list("a"), "the list was requested before the note"
 
     apply_list(directory, part(7, "bob", since=6), 3.0)
     assert directory.needs_whole_list("a")
@@ -157,7 +157,7 @@ async def test_sketch_suffix_is_appended_to_known_prefix():
     assert sketches.matches("t", whole)["a"].pieces_count == 4
     assert not directory.needs_whole_list("a")
     await listed(3, (7,), (4, whole[2]), since=2)
-    assert directory.needs_whole_list("a"), "the pieces before it are others"
+    assert directory.needs_whole_list("a"), "its earlier pieces differ"
     await listed(4, whole)
     assert not directory.needs_whole_list("a")
 

@@ -93,16 +93,16 @@ def test_highest_epoch_wins_under_any_order_and_duplication(histories, data):
         following = directory.next_epoch(("t", agent))
         assert following > highest or following == 0 == highest
         doubtful = len(claims) > 1 or any(not owned for _, owned, _ in claims)
-        assert (("t", agent) in directory.in_doubt()) == doubtful
+        assert (("t", agent) in directory.undecided_agents()) == doubtful
 
 
 def test_released_owner_is_known_until_a_new_owner_appears():
     directory = Directory()
     replica = replace(view("b", 1, REPLICA), node="c")
     apply_list(directory, listing("b", replica), requested_s=1.0)
-    assert directory.released_owner(KEY) is None, "c owned it last"
+    assert directory.released_owner(KEY) is None, "its last owner was c"
     directory.note(KEY, noted("a", 2, now_s=2.0, state=REPLICA))
-    assert directory.released_owner(KEY).node == "a", "the move was noted, and is not listed yet"
+    assert directory.released_owner(KEY).node == "a", "the move is noted, but not listed yet"
     apply_list(directory, listing("a", view("a", 2, REPLICA)), requested_s=3.0)
     assert directory.released_owner(KEY).node == "a"
     assert (directory.agents_of_node("a"), directory.agents_of_node("b")) == ([KEY], [])
@@ -135,39 +135,39 @@ def test_late_response_does_not_lower_epoch():
     directory = Directory()
     directory.note(KEY, noted("a", 1, now_s=1.0))
     directory.note(KEY, noted("a", 3, now_s=2.0))  # moved away and back
-    directory.note(KEY, noted("a", 1, now_s=3.0))  # a turn of before the moves
+    directory.note(KEY, noted("a", 1, now_s=3.0))  # a turn from before the moves
 
     assert directory.owner(KEY).epoch == 3
     apply_list(directory, listing("a", view("a", 2), incarnation=2), 4.0)
-    assert directory.owner(KEY).epoch == 2, "what it lost, its list says"
+    assert directory.owner(KEY).epoch == 2, "a newer list may lower the epoch"
 
 
 def test_evicted_agent_restarts_above_its_last_epoch():
-    """The epoch was reported, not given out by this router."""
+    """The epoch was reported, not issued by this router."""
     directory = Directory()
     apply_list(directory, listing("a", view("a", 2)), requested_s=1.0)
     assert apply_list(directory, listing("a", changes=2), requested_s=2.0) == [KEY]
 
     assert directory.next_epoch(KEY) == 3
-    assert directory.issued(KEY) == 0, "no turn that ended there is fenced"
+    assert directory.issued(KEY) == 0, "turns that ended there are not fenced"
 
 
 def test_newer_reported_claim_fences_older_one():
-    """An earlier router gave out the epoch, so turns below it are fenced."""
+    """An earlier router issued the epoch, so turns below it are fenced."""
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
     assert directory.issued(KEY) == 0
     apply_list(directory, listing("b", view("b", 7)), requested_s=2.0)
     assert directory.issued(KEY) == 7
 
-    late = Directory()  # the turn was sent before, and its node answers behind the list
+    late = Directory()  # the turn was sent earlier, and its reply follows the list
     apply_list(late, listing("b", view("b", 7)), requested_s=1.0)
     late.note(KEY, noted("a", 1, now_s=2.0))
     assert late.issued(KEY) == 7
 
 
 def test_claim_of_a_migration_fences_no_turn():
-    """The move includes all that was acknowledged before it."""
+    """The move includes all turns acknowledged before it."""
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1, SEALED)), requested_s=1.0)
     directory.promise(KEY, 2)
@@ -175,7 +175,7 @@ def test_claim_of_a_migration_fences_no_turn():
 
     assert directory.issued(KEY) == 0
     apply_list(directory, listing("b", view("b", 3), changes=2), requested_s=3.0)
-    assert directory.issued(KEY) == 3, "that is another claim"
+    assert directory.issued(KEY) == 3, "epoch 3 is another claim"
 
 
 def test_replica_of_newer_claim_fences_no_turn():
@@ -190,7 +190,7 @@ def test_turn_below_erased_epoch_is_fenced():
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
     assert directory.issued(KEY) == 0
-    directory.floor = lambda key: 1_001 if key == KEY else 0  # by a node that is met later
+    directory.floor = lambda key: 1_001 if key == KEY else 0  # reported by a node that joins later
     assert [directory.issued(KEY), directory.issued(("t", "bob"))] == [1_001, 0]
 
 
@@ -213,11 +213,11 @@ def test_restarted_node_may_reset_its_change_counter():
 
 def test_next_epoch_is_above_all_known_epochs():
     directory = Directory()
-    assert directory.next_epoch(KEY) == 0, "unknown agents start as the node sees fit"
+    assert directory.next_epoch(KEY) == 0, "the node chooses the epoch of an unknown agent"
     apply_list(directory, listing("a", view("a", 3)), requested_s=1.0)
     assert directory.next_epoch(KEY) == 4
     apply_list(directory, listing("a", view("a", 3, REPLICA), changes=2), requested_s=2.0)
-    assert directory.next_epoch(KEY) == 5, "an owner nobody heard of may be at 4"
+    assert directory.next_epoch(KEY) == 5, "an unreported owner may be at 4"
 
 
 def test_next_epoch_is_above_erased_epochs():
@@ -289,9 +289,9 @@ def test_agents_are_counted_on_owner_or_reserved_node():
 
     reserved = directory.reserve(KEY, "a", 1)
     reserved.turns_count = 1
-    assert counts() == [1, 0], "before its node says so"
+    assert counts() == [1, 0], "before its node reports the agent"
     directory.note(KEY, noted("a", 1, 1.0))
-    assert counts() == [1, 0], "once"
+    assert counts() == [1, 0], "counted once"
     directory.release(KEY, reserved)
     assert counts() == [1, 0]
 
@@ -299,12 +299,12 @@ def test_agents_are_counted_on_owner_or_reserved_node():
     successor.turns_count = 1
     assert counts() == [0, 1]
     directory.release(KEY, successor)
-    assert counts() == [1, 0], "it came to nothing"
+    assert counts() == [1, 0], "the successor never started"
 
     apply_list(directory, listing("b", view("b", 3), changes=1), 5.0)
     assert counts() == [0, 1]
     apply_list(directory, listing("a", view("a", 1, REPLICA), changes=2), 6.0)
-    assert counts() == [0, 1], "a copy is no agent"
+    assert counts() == [0, 1], "replicas are not counted"
     directory.forget(KEY, "b")
     directory.forget(KEY, "a")
     assert counts() == [0, 0]

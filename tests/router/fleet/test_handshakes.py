@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class SlowHandshakes:
-    """A server that answers no handshake, counts them, and ends all on request."""
+    """A server that counts handshakes without a reply, and ends all on request."""
 
     def __init__(self):
         self.open = []
@@ -45,7 +45,7 @@ async def test_concurrent_handshakes_per_node_are_bounded():
     ]
     try:
         await until(lambda: slow.accepted_count >= HANDSHAKES_PER_NODE_MAX)
-        await asyncio.sleep(0.2)  # in which all would come
+        await asyncio.sleep(0.2)  # enough for all to arrive
         assert slow.accepted_count == HANDSHAKES_PER_NODE_MAX
         slow.ends_at_once = True
         slow.end_all()

@@ -18,7 +18,7 @@ OWNED, REPLICA = OwnerState.OWNED, OwnerState.REPLICA
 
 @pytest.fixture(autouse=True)
 def small_candidate_limits(monkeypatch):
-    """Let a decision compare two nodes."""
+    """Limit a decision to two candidates."""
     for module in ("node_snapshots", "snapshots"):
         monkeypatch.setattr(f"router.fleet.{module}.CANDIDATES_MAX", 2)
     for name in ("HOMES_MAX", "GROUP_NODES_MAX"):
@@ -58,27 +58,27 @@ async def test_snapshot_of_owned_agent_contains_its_holders():
         assert Placement().decide(snapshots.facts_of(NAMED), found).node == D
 
 
-@pytest.mark.parametrize("asked", [NAMED, UNNAMED], ids=["named", "found by content"])
-async def test_idle_agent_may_move_to_nodes_with_least_load(asked):
+@pytest.mark.parametrize("turn", [NAMED, UNNAMED], ids=["named", "found by content"])
+async def test_idle_agent_may_move_to_nodes_with_least_load(turn):
     async with rig("abcdefg", tended=False) as fabric:
-        fleet, prompt = fabric.fleet, asked.prompt
+        fleet, prompt = fabric.fleet, turn.prompt
         for name in (A, B, C, D, E, F):
             fleet.ledger.begin(name, 60.0, cold=True)
         fleet.note_holding(KEY, C, 2, OWNED)
         fleet.note_holding(KEY, D, 1, REPLICA)
         fleet.sketches.put(KEY[0], C, KEY[1], prompt.sketch, opening=prompt.opening)
-        found = snapshots.of_turn(fleet, asked)
+        found = snapshots.of_turn(fleet, turn)
         assert not found.is_idle
-        wide = snapshots.with_move_targets(fleet, asked, found)
+        wide = snapshots.with_move_targets(fleet, turn, found)
         assert wide.is_idle
         assert wide.agent == KEY[1]
         assert set(wide.nodes) >= {*found.nodes, C, D, G}
 
         fleet.activity.begin_turn(KEY)
-        assert snapshots.with_move_targets(fleet, asked, found) is found, "a turn runs"
+        assert snapshots.with_move_targets(fleet, turn, found) is found, "a turn runs"
         fleet.activity.end_turn(KEY)
         fleet.activity.hold(KEY, C)
-        assert snapshots.with_move_targets(fleet, asked, found) is found, "a client placed it"
+        assert snapshots.with_move_targets(fleet, turn, found) is found, "a client placed it"
 
 
 async def test_nodes_with_prefix_or_group_are_candidates():
@@ -125,7 +125,7 @@ async def test_ranking_follows_load_state_and_lease():
         await fleet.membership.refresh()
         assert first() == G
         fleet.membership.find(G).heartbeat_s -= 60
-        assert first() != G, "before its silence was counted"
+        assert first() != G, "before the expired lease was counted"
         fleet.membership._count_expired()
         assert len(fleet.nodes.ranking("echo")) == 6
         fabric[G].view_changes = speed | {"model": "another"}

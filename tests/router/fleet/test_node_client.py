@@ -246,7 +246,7 @@ async def test_only_urgent_calls_use_http():
         offer = await linked.link.call(SEAL, Offer)
         with pytest.raises(ConflictError, match="by Ray"):
             await linked.link.call(Describe(), NodeView)
-        linked.link.http_url = ""  # not told yet
+        linked.link.http_url = ""  # not known yet
         with pytest.raises(ConflictError, match="by Ray"):
             await linked.link.call(SEAL, Offer)
 

@@ -1,4 +1,4 @@
-"""Requests that name an agent or a node wait until a new router has heard its nodes."""
+"""Requests that name an agent or a node wait until the nodes have reported to a new router."""
 
 import asyncio
 
@@ -52,13 +52,13 @@ async def test_requests_wait_for_node_reports(name):
         fabric.services.erasure_exchange._heard |= {
             "node-a",
             "node-b",
-        }  # else greetings wait for each other
+        }  # otherwise handshakes wait for each other
         await fabric.fleet.membership.discover()
         await fabric.fleet.membership.refresh()
         answer = await asking
 
     assert waited
-    assert answer.status_code != 404 or name == "hibernate", "a fake node has no such route"
+    assert answer.status_code != 404 or name == "hibernate", "fake nodes lack this route"
     assert answer.json().get("error", {}).get("code") not in ("unknown_agent", "unknown_node")
     if name == "erase":
         assert answer.json()["deleted"] is True
@@ -86,7 +86,7 @@ async def test_missing_agent_is_503_while_a_node_has_not_reported():
         await until(fabric.fleet.membership.has_all_reports)
         after = (await http.get("/v1/agents")).json()
         shown = await ask(fabric, "show")
-        nobody = await http.get("/v1/agents/nobody")
+        unknown = await http.get("/v1/agents/nobody")
 
     assert {a.json()["error"]["code"] for a in answers.values()} == {"agents_unknown"}
     assert {a.status_code for a in answers.values()} == {503}
@@ -94,11 +94,11 @@ async def test_missing_agent_is_503_while_a_node_has_not_reported():
     assert [agent["id"] for agent in after["data"]] == ["alice"]
     assert (after["complete"], after["unheard"]) == (True, [])
     assert shown.status_code == 200
-    assert nobody.status_code == 404
+    assert unknown.status_code == 404
 
 
 def gathering():
-    """Return a router that expects two nodes, of which Ray knows one; the other has alice."""
+    """Return a router that expects two nodes; Ray lists one, and the other has alice."""
     nodes = [FakeNode("node-a"), FakeNode("node-b", model="other")]
     nodes[1].memory[KEY] = Memory(*KEY, epoch=3, text="x" * 300)
     settings = RouterSettings(nodes_expected=2)
@@ -106,7 +106,7 @@ def gathering():
 
 
 async def join(fabric, *names):
-    """Put only these nodes on Ray's list, and have them report."""
+    """Make Ray list only these nodes, and collect their reports."""
     fabric.listed.clear()
     fabric.listed.update({name: fabric[name] for name in names})
     fabric.services.erasure_exchange._heard |= set(names)
@@ -139,7 +139,7 @@ async def test_missing_names_are_503_until_expected_nodes_have_joined(name, monk
     assert (listed["complete"], listed["unmet"]) == (False, 1)
     assert (complete["complete"], complete["unmet"]) == (True, 0)
     if name == "erase":
-        assert left == {}, "a node that comes later learns of an erasure"
+        assert left == {}, "a node that joins later gets the tombstone"
     else:
         code = late.json().get("error", {}).get("code")
         assert code not in ("agents_unknown", "nodes_unknown", "unknown_agent", "unknown_node")
@@ -158,7 +158,7 @@ async def test_late_node_is_not_awaited_after_gathering_time(name, monkeypatch):
         assert answer.json()["unreachable"] == ["1 node without a known name"]
     else:
         assert answer.status_code == 404, answer.text
-    assert int(new.headers["x-macfabric-epoch"]) > 1_024, "that node may still own an alice"
+    assert int(new.headers["x-macfabric-epoch"]) > 1_024, "that node may still own alice"
 
 
 async def test_known_agents_are_served_while_nodes_are_missing():
@@ -205,7 +205,7 @@ async def test_fork_epoch_is_above_unreported_owner():
 @pytest.mark.parametrize("how", ["served", "moved"])
 @pytest.mark.parametrize("epochs", [(3, 2), (3, 2, 1), (3, 2, 2)])
 async def test_owner_epoch_skips_above_unreported_later_owner(how, epochs):
-    """Otherwise its later turns would be fenced when the other owner returns.
+    """Otherwise the owner's later turns would be fenced when the other owner returns.
 
     An older claim that it has superseded does not rule out a later one.
     """
@@ -217,7 +217,7 @@ async def test_owner_epoch_skips_above_unreported_later_owner(how, epochs):
     async with rig(nodes=nodes, scale=8.0, started=False) as fabric:
         await nodes[0].stop()
         await until(fabric.fleet.membership.settled)
-        await until(lambda: not fabric.fleet.directory.in_doubt())
+        await until(lambda: not fabric.fleet.directory.undecided_agents())
         if how == "moved":
             moved = await migrate(fabric, "node-c")
             assert moved.json()["epoch"] > 1_024, moved.text

@@ -89,7 +89,7 @@ async def test_calls_and_turns_reuse_one_connection_each():
         calls, linked.node.peers = set(linked.node.peers), []
         for _ in range(3):
             await linked.turn()
-            await until(lambda: not linked.http._counts)  # the answer's end has come
+            await until(lambda: not linked.http._counts)  # the end of the response has arrived
         turns = set(linked.node.peers)
 
         assert len(calls) == len(turns) == 1
@@ -247,14 +247,14 @@ async def test_call_is_not_retried_after_response_has_started():
 async def test_long_body_is_resent_whole_on_retry():
     prompt = "word " * 400_000
 
-    class Deaf(Server):
+    class AbortingServer(Server):
         async def _generate(self, request):
             if len(self.peers) == 1:
                 self.peers.append(None)
                 request.transport.abort()
             return await super()._generate(request)
 
-    async with Linked(Deaf()) as linked:
+    async with Linked(AbortingServer()) as linked:
         await linked.turn()
         await until(lambda: not linked.http._counts)
         long = GenerateRequest(

@@ -1,4 +1,4 @@
-"""Peer lists: the nearest nodes, made when a node came, went or moved."""
+"""Peer lists: the nearest nodes, rebuilt when a node joins, leaves or moves."""
 
 from collections import Counter
 from dataclasses import replace
@@ -21,7 +21,7 @@ def at(number, *, machine=None, network=0, speed=1_000):
     return replace(view(f"n{number:04}"), host=host, addresses=(address,))
 
 
-def known(*views):
+def neighbours_of(*views):
     neighbours = Neighbours()
     for each in views:
         neighbours.put(each)
@@ -34,7 +34,7 @@ def names(neighbours, name):
 
 def test_small_fleet_lists_all_peers():
     views = [at(number, network=number) for number in range(PEERS_PER_NODE_MAX + 1)]
-    neighbours = known(*views)
+    neighbours = neighbours_of(*views)
 
     for each in views:
         others = [other.name for other in views if other.name != each.name]
@@ -43,18 +43,18 @@ def test_small_fleet_lists_all_peers():
 
 def test_large_fleet_lists_nearest_peers():
     views = [at(number, network=number % 100, machine=number % 997) for number in range(1_000)]
-    neighbours = known(*views)
+    neighbours = neighbours_of(*views)
     peers_of = {each.name: names(neighbours, each.name) for each in views}
 
     assert {len(peers) for peers in peers_of.values()} == {PEERS_PER_NODE_MAX}
-    assert "n0997" in peers_of["n0000"], "of its machine"
+    assert "n0997" in peers_of["n0000"], "on the same machine"
     assert {f"n{number:04}" for number in range(100, 1_000, 100)} <= set(peers_of["n0000"])
-    by_how_many = Counter(peer for peers in peers_of.values() for peer in peers)
-    assert max(by_how_many.values()) <= 2 * PEERS_PER_NODE_MAX, "no node is measured by all"
+    listings = Counter(peer for peers in peers_of.values() for peer in peers)
+    assert max(listings.values()) <= 2 * PEERS_PER_NODE_MAX, "no node is listed by all"
 
 
 def test_recent_transfer_partners_are_listed():
-    neighbours, partners = known(*(at(number) for number in range(100))), RecentPartners()
+    neighbours, partners = neighbours_of(*(at(number) for number in range(100))), RecentPartners()
     for number in (50, 60, 70, 80, 90, 60, 0, 999):
         partners.note(f"n{number:04}", "n0000")
     peers = [peer.name for peer in neighbours.list_for("n0000", partners.of("n0000")).peers]
@@ -67,7 +67,7 @@ def test_recent_transfer_partners_are_listed():
 
 
 def test_departed_or_moved_peers_are_dropped():
-    neighbours = known(*(at(number) for number in range(40)))
+    neighbours = neighbours_of(*(at(number) for number in range(40)))
     neighbours.drop("n0001")
     neighbours.drop("n0001")
     assert "n0001" not in names(neighbours, "n0000")

@@ -1,4 +1,4 @@
-"""How the router's process joins Ray and leaves it: one thread at a time, owed nothing."""
+"""Joining and leaving Ray in the router's process: one thread at a time, no result pending."""
 
 import asyncio
 import concurrent.futures
@@ -15,7 +15,7 @@ HANG_S = 60.0
 
 
 class SlowRay:
-    """A Ray whose `init` blocks until released, and which records its calls."""
+    """A stand-in for Ray that records its calls; `init` blocks until released."""
 
     def __init__(self):
         self.calls = []
@@ -62,7 +62,7 @@ def test_hung_connect_does_not_block_exit(slow, monkeypatch):
 
 
 class Reference:
-    """A reference to a result that Ray owes, as far as a driver uses one."""
+    """A stand-in for Ray's reference to a pending result."""
 
     def __init__(self):
         self._result = concurrent.futures.Future()
@@ -97,7 +97,7 @@ async def test_reference_is_dropped_once_its_result_is_there():
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_abandoned", [False, True])
 async def test_references_are_kept_until_the_driver_has_left(joined, is_abandoned):
-    """Ray ends a process that drops one while it leaves."""
+    """Ray kills a process that drops a reference while it leaves."""
     driver, reference = ray_control.Driver(), Reference()
     result, known = reference.future(), weakref.ref(reference)
     call = asyncio.create_task(driver.result(reference))

@@ -70,7 +70,8 @@ async def router_over(nodes, store, *, listed=None, count=0, names=(), **options
         }
         fabric.fleet.clock.wall_s = lambda: NOW_S + 5.0
         fabric.keeper = fabric.services.roster_keeper
-        fabric.services.erasure_exchange._heard |= {A, B}  # else greetings wait for each other
+        # Otherwise handshakes wait for each other.
+        fabric.services.erasure_exchange._heard |= {A, B}
         await fabric.fleet.membership.discover()
         await fabric.fleet.membership.refresh()
         yield fabric
@@ -97,7 +98,7 @@ async def test_turn_waits_for_node_known_only_from_stored_roster(tmp_path):
     assert (health["status"], health["missing"], health["unmet"]) == ("partial", ["node-b"], 1)
     assert not was_answered
     assert answer.headers["x-macfabric-node"] == "node-b"
-    assert answer.headers["x-macfabric-epoch"] == "4", "it was not begun anew"
+    assert answer.headers["x-macfabric-epoch"] == "4", "the agent was not started again"
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -164,7 +165,7 @@ async def test_configured_names_replace_roster():
     ("count", "awaited"),
     [
         (0, "node-b, node-c"),
-        (2, "1 node without a known name"),  # one of them was removed, but which?
+        (2, "1 node without a known name"),  # one of two was removed, but which?
         (3, "node-b, node-c"),
         (4, "node-b, node-c, 1 node without a known name"),
     ],
@@ -197,7 +198,7 @@ async def test_smaller_fabric_forgets_extra_nodes_once_all_have_joined():
         fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()
         await fabric.keeper.round()
 
-    assert early == 3, "a start before that still knows that there were more"
+    assert early == 3, "until then, a restart still expects three nodes"
     assert (store.names, store.roster.configured) == ([A, B], 2)
 
 
@@ -216,7 +217,7 @@ async def test_node_unseen_for_weeks_is_not_awaited():
     store = MemoryStore(NodeRoster(0, nodes))
     async with router_over(two_nodes(), store, listed=[A]) as fabric:
         awaited = missing(fabric)
-        fabric.fleet.clock.wall_s = lambda: 5.0  # a Mac whose battery was empty
+        fabric.fleet.clock.wall_s = lambda: 5.0  # a clock that was reset
         await fabric.keeper.round()
 
     assert awaited == "node-b"
@@ -239,7 +240,7 @@ async def test_unreadable_or_unwritable_roster_file_is_ignored(tmp_path):
 
 @pytest.mark.parametrize("is_erased", [False, True])
 async def test_later_router_uses_epochs_above_all_earlier_ones(is_erased, monkeypatch):
-    """Every router finds another node only, and draws a smaller number than the one before."""
+    """Every router finds one other node only, and draws a smaller gap than the one before."""
     leaps = iter([EPOCH_GAP + (1 << EPOCH_GAP_BITS) - 1, EPOCH_GAP + 9, EPOCH_GAP])
     monkeypatch.setattr("router.fleet.fleet.fresh_epoch_gap", lambda: next(leaps))
     store, epochs = MemoryStore(), []
@@ -252,9 +253,9 @@ async def test_later_router_uses_epochs_above_all_earlier_ones(is_erased, monkey
             if is_erased and name == A:
                 monkeypatch.setattr("router.fleet.fleet.ERASURE_EPOCHS", 1)
                 await fabric.http().delete("/v1/agents/alice")
-                known = list(fabric.services.erasure_exchange.known)
+                tombstones = list(fabric.services.erasure_exchange.known)
             elif is_erased:
-                fabric.services.erasure_exchange.known.merge(known)
+                fabric.services.erasure_exchange.known.merge(tombstones)
             answer = await fabric.chat("hi", agent="alice")
         epochs.append(int(answer.headers["x-macfabric-epoch"]))
 

@@ -43,25 +43,25 @@ async def test_holders_are_ordered_by_serving_priority():
     async with rig("abc", tended=False) as fabric:
         fleet, directory = fabric.fleet, fabric.fleet.directory
 
-        def look(*holdings):
+        def holder_roles(*holdings):
             for node, epoch, state in holdings:
                 fleet.note_holding(KEY, node, epoch, state)
-            found = roles(snapshots.of_agent(fleet, KEY))
-            assert found == roles(snapshots.of_turn(fleet, NAMED))
-            return found
+            result = roles(snapshots.of_agent(fleet, KEY))
+            assert result == roles(snapshots.of_turn(fleet, NAMED))
+            return result
 
-        assert look() == []
+        assert holder_roles() == []
         owner = [(A, "owner"), (C, "copy"), (B, "copy")]
-        assert look((B, 1, OWNED), (C, 2, REPLICA), (A, 3, SEALED)) == owner
+        assert holder_roles((B, 1, OWNED), (C, 2, REPLICA), (A, 3, SEALED)) == owner
         directory.reserve(KEY, B, 3)
-        assert look() == owner, "a start at no higher epoch came to nothing"
+        assert holder_roles() == owner, "a start at no higher epoch is ignored"
         started = directory.reserve(KEY, B, 4)
         started.turns_count = 1
-        assert look() == [(B, "starting"), *owner]
+        assert holder_roles() == [(B, "starting"), *owner]
         directory.release(KEY, started)
         directory.floor = lambda _: 2
-        assert look() == [(A, "owner"), (B, "erased"), (C, "erased")]
-        assert look((A, 5, REPLICA)) == [(A, "released"), (B, "erased"), (C, "erased")]
+        assert holder_roles() == [(A, "owner"), (B, "erased"), (C, "erased")]
+        assert holder_roles((A, 5, REPLICA)) == [(A, "released"), (B, "erased"), (C, "erased")]
 
 
 async def test_snapshot_joins_node_reports_and_ledger():
@@ -99,20 +99,20 @@ async def test_reported_queue_of_this_routers_ended_prompts_does_not_count():
         assert queue_s() == 0.0
 
         ours = ledger.begin(A, 5.0, cold=True)
-        ledger.end(ours)  # after the node described itself
+        ledger.end(ours)  # after the node's last report
         await membership.refresh()
         assert queue_s() == 0.0
 
         ours = ledger.begin(A, 5.0, cold=True)
         fabric[A].view_changes = {"queue_s": 8.0, "waiting": 2, "active": 0}
         await membership.refresh()
-        assert 7.5 < queue_s() <= 8.0, "with what another router's prompt adds"
+        assert 7.5 < queue_s() <= 8.0, "with the other router's prompt"
         ledger.end(ours)
         assert 2.5 < queue_s() <= 3.0
 
-        await membership.refresh()  # perhaps described before our prompt ended
+        await membership.refresh()  # perhaps reported before our prompt ended
         await membership.refresh()
-        assert 7.5 < queue_s() <= 8.0, "all of it is the other one's"
+        assert 7.5 < queue_s() <= 8.0, "all of it is the other router's"
 
 
 @pytest.mark.parametrize(

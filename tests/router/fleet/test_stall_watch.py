@@ -11,14 +11,14 @@ from tests.router.rig import rig, until
 from tests.support.clocks import ScaledClock
 
 pytestmark = pytest.mark.anyio
-STALL_S = 0.4  # of the loop, again and again; a lease of the rig lasts less than two of them
+STALL_S = 0.4  # repeated; a lease of the rig lasts less than two stalls
 STALLS = 12
 
 
 async def test_stalled_loop_expires_no_lease():
     async with rig(scale=10.0) as fabric:
         membership = fabric.fleet.membership
-        await asyncio.sleep(0.2)  # its heartbeats have begun
+        await asyncio.sleep(0.2)  # heartbeats have begun
         await until(lambda: all(map(membership.is_alive, fabric.nodes)))
         before = membership.expired_count
         for _ in range(STALLS):

@@ -73,7 +73,7 @@ async def test_plain_listener_on_stolen_port_learns_nothing(keys):
     async with Impostor() as impostor:
         await send_requests(keys, f"https://127.0.0.1:{impostor.port}")
 
-    assert impostor.received, "nobody came at all"
+    assert impostor.received, "no client connected"
     assert http_secret(CLUSTER_KEY).encode() not in impostor.received
     assert b"otter" not in impostor.received
 

@@ -46,7 +46,7 @@ async def test_turn_waits_for_restarting_owner_up_to_prefill_time():
         asking = asyncio.create_task(fabric.chat(long, "x", "y", agent="alice"))
         brief = asyncio.create_task(fabric.chat("hello", agent="bob"))
         await asyncio.sleep(1.2)
-        assert not asking.done(), "takeover_after_s is over since long"
+        assert not asking.done(), "takeover_after_s has long passed"
         owner.is_loading = False
         await owner.restart()
         second = await asking
@@ -96,14 +96,14 @@ async def test_replica_holder_takes_over_with_its_copy():
         second = await fabric.chat(LONG, "x", "y", agent="alice")
 
     assert moved.status_code == 200
-    assert node_of(second) == source, "it still holds a copy"
+    assert node_of(second) == source, "the source still holds a copy"
     assert second.headers["x-macfabric-epoch"] == "3"
     assert int(second.headers["x-macfabric-cached-tokens"]) >= len(LONG)
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
 async def test_draining_node_with_small_replica_takes_over(is_draining):
-    prompts = ["word " * 20] * 7  # at 500 tokens a second half a second anew, with the copy a tenth
+    prompts = ["word " * 20] * 7  # at 500 tokens/s, half a second of prefill; a tenth with the copy
     async with rig("abc", settings=SOON, tended=False) as fabric:
         first = await fabric.chat(*prompts, agent="alice")
         source = fabric[node_of(first)]
@@ -181,13 +181,13 @@ async def test_stream_outliving_its_lease_is_fenced():
         first = await fabric.chat(LONG, agent="alice")
         old = fabric[node_of(first)]
         old.does.delay_s = 0.02
-        # Tokens for longer than anything here takes on a busy machine.
+        # Stream longer than all other steps take on a busy machine.
         slow = asyncio.create_task(fabric.chat("late " * 5000, agent="alice", max_tokens=5000))
         await until(lambda: old.running)
         old.does.deaf.add("describe")
         await until(lambda: not fabric.fleet.is_up(old.name))
         second = await fabric.chat(LONG, "x", "y", agent="alice")
-        assert not slow.done(), "its tokens still come"
+        assert not slow.done(), "its tokens still arrive"
         old.does.delay_s = 0.0
         late = await slow
         metrics = (await fabric.http().get("/metrics")).text
@@ -223,11 +223,11 @@ async def test_turn_of_older_owner_is_fenced_when_newer_owner_reports():
     key = ("default", "alice")
     old, newer = DelayedNode("node-a"), FakeNode("node-b")
     old.memory[key] = Memory(*key, epoch=1)
-    old.does.deaf.add("release_agent")  # the router alone stands in its way
+    old.does.deaf.add("release_agent")  # only the router can fence its turn
     async with rig(nodes=[old, newer], settings=PATIENT) as fabric:
         late = asyncio.create_task(fabric.chat(LONG, agent="alice"))
         await old.has_turn.wait()
-        newer.memory[key] = Memory(*key, epoch=7)  # it was away
+        newer.memory[key] = Memory(*key, epoch=7)  # it was offline
         newer.changes += 1
         await until(lambda: fabric.fleet.directory.owner(key).node == newer.name)
         old.may_answer.set()
@@ -240,7 +240,7 @@ async def test_turn_of_older_owner_is_fenced_when_newer_owner_reports():
 
 
 async def test_epoch_is_never_issued_twice():
-    """The first successor hangs, and may still take the agent when it wakes."""
+    """The first successor hangs, and may still claim the agent when it wakes."""
     async with rig("abc", scale=4.0, settings=SOON) as fabric:
         first = await fabric.chat(LONG, agent="alice")
         old = fabric[node_of(first)]
@@ -281,7 +281,7 @@ async def test_returning_owner_gets_epoch_above_unserved_successor():
     assert successor.requests[0].epoch == 2
     assert (second.status_code, third.status_code) == (200, 200)
     assert node_of(second) == node_of(third) == old.name
-    assert second.headers["x-macfabric-cache"] == "disk", "it goes on with its memory"
+    assert second.headers["x-macfabric-cache"] == "disk", "the old owner kept its cache"
     assert second.headers["x-macfabric-epoch"] == third.headers["x-macfabric-epoch"] == "3"
 
 

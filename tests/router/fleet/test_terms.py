@@ -43,18 +43,18 @@ class Router:
         self.ask(self.terms.begin(self.now_s(), is_trial=is_trial))
         self.world.later(random.uniform(0.2, 0.8), self.step)
 
-    def ask(self, asked):
-        self.round = asked
+    def ask(self, vote):
+        self.round = vote
         for voter in VOTERS:
-            self.world.send(voter, asked.call, lambda answer, v=voter: self.hear(asked, v, answer))
+            self.world.send(voter, vote.call, lambda answer, v=voter: self.receive(vote, v, answer))
 
-    def hear(self, asked, voter, answer):
+    def receive(self, vote, voter, answer):
         if self.world.now_s < self.frozen_until_s:
-            self.world.at(self.frozen_until_s, lambda: self.hear(asked, voter, answer))
+            self.world.at(self.frozen_until_s, lambda: self.receive(vote, voter, answer))
             return
-        asked.note(voter, answer)
-        if asked.is_won and self.terms.end(asked):
-            self.world.won.setdefault(asked.call.term, set()).add(self.name)
+        vote.note(voter, answer)
+        if vote.is_won and self.terms.end(vote):
+            self.world.won.setdefault(vote.call.term, set()).add(self.name)
 
 
 class World:
@@ -77,7 +77,7 @@ class World:
     def later(self, delay_s, work):
         self.at(self.now_s + delay_s, work)
 
-    def send(self, voter, call, hear):
+    def send(self, voter, call, receive):
         def arrive():
             now_s = self.now_s * self.rates[voter]
             before = self.ballots[voter]
@@ -86,7 +86,7 @@ class World:
                 self.ballots[voter] = after
             answer = self.ballots[voter].answer(now_s, granted=after is not None)
             if self.random.random() >= self.loss:
-                self.later(self.random.random() * self.late_s, lambda: hear(answer))
+                self.later(self.random.random() * self.late_s, lambda: receive(answer))
 
         if self.random.random() >= self.loss:
             self.later(self.random.random() * self.late_s, arrive)
@@ -123,8 +123,8 @@ def faults(seeds):
 def test_one_router_is_active_at_a_time_and_no_term_has_two():
     overlaps, shared, lives = faults(range(LIVES))
     assert (overlaps, shared) == ([], [])
-    assert sum(life.active_s for life in lives) > 0.3 * LIFE_S * LIVES, "and mostly there is one"
-    assert sum(len(life.won) for life in lives) > 2 * LIVES, "which changes"
+    assert sum(life.active_s for life in lives) > 0.3 * LIFE_S * LIVES, "a router is often active"
+    assert sum(len(life.won) for life in lives) > 2 * LIVES, "terms change"
 
 
 def voters_grant_during_a_lease():
@@ -139,12 +139,12 @@ def voters_grant_during_a_lease():
 def routers_count_their_lease_from_the_answers():
     end = RouterTerms.end
 
-    def ended(self, asked):
-        is_won = end(self, asked)
+    def end_late(self, vote):
+        is_won = end(self, vote)
         self._until_s += 4.0 * is_won
         return is_won
 
-    return mock.patch.object(RouterTerms, "end", ended)
+    return mock.patch.object(RouterTerms, "end", end_late)
 
 
 def one_vote_is_enough():
@@ -170,27 +170,27 @@ def test_a_lease_ends_sooner_than_at_voters_with_faster_clocks():
     assert OWN_LEASE_S / 0.9 < TERM_LEASE_S / 1.1
 
 
-def answered(asked, **grants):
+def answered(vote, **grants):
     for voter, granted in grants.items():
-        view = TermView(asked.call.term, "one") if granted else TermView(9, "two", "http://two")
+        view = TermView(vote.call.term, "one") if granted else TermView(9, "two", "http://two")
         left_s = 0.0 if granted else 2.0
-        asked.note(voter, TermAnswer(granted, view.term, view.router, view.url, left_s))
-    return asked
+        vote.note(voter, TermAnswer(granted, view.term, view.router, view.url, left_s))
+    return vote
 
 
 def test_a_round_is_lost_as_soon_as_it_cannot_be_won():
-    asked = RouterTerms("one", 3).begin(0.0, is_trial=True)
-    asked.note("a", None)
-    assert not asked.is_lost
-    answered(asked, b=False)
-    assert asked.is_lost
+    vote = RouterTerms("one", 3).begin(0.0, is_trial=True)
+    vote.note("a", None)
+    assert not vote.is_lost
+    answered(vote, b=False)
+    assert vote.is_lost
     assert answered(RouterTerms("one", 3).begin(0.0, is_trial=True), a=True, b=True).is_won
 
 
 def test_a_trial_is_repeated_when_enough_leases_are_over():
-    asked = answered(RouterTerms("one", 3).begin(0.0, is_trial=True), a=True, b=False)
-    assert asked.wait_s == 2.0
-    assert Round(asked.call, 0.0, 2, 3).wait_s == 0.0
+    vote = answered(RouterTerms("one", 3).begin(0.0, is_trial=True), a=True, b=False)
+    assert vote.wait_s == 2.0
+    assert Round(vote.call, 0.0, 2, 3).wait_s == 0.0
 
 
 def test_a_term_of_another_router_is_exchanged_for_a_later_one():
@@ -203,10 +203,10 @@ def test_a_term_of_another_router_is_exchanged_for_a_later_one():
 
 def test_a_term_that_a_voter_granted_to_another_router_is_exchanged():
     terms = RouterTerms("one", 3)
-    asked = terms.begin(0.0, is_trial=False)
-    answered(asked, a=True, b=True)
-    asked.note("c", TermAnswer(False, 1, "two", "", 0.0))
-    assert terms.end(asked)
+    vote = terms.begin(0.0, is_trial=False)
+    answered(vote, a=True, b=True)
+    vote.note("c", TermAnswer(False, 1, "two", "", 0.0))
+    assert terms.end(vote)
     assert terms.begin(1.0, is_trial=False).call.term == 2
     assert terms.end(answered(terms.begin(1.0, is_trial=False), a=True, b=True, c=True))
     assert terms.begin(2.0, is_trial=False).call.term == 2

@@ -92,7 +92,7 @@ async def test_resume_with_replace_works_while_nodes_are_awaited():
         answer = await fabric.http().post(path, content=file_of())
 
     assert answer.status_code == 200
-    assert answer.json()["epoch"] > 1_024, "node-b may own an alice"
+    assert answer.json()["epoch"] > 1_024, "node-b may already own alice"
 
 
 async def test_replica_serves_once_its_owner_is_no_longer_awaited():

@@ -1,4 +1,4 @@
-"""Nodes and routers of different versions: they serve together, or say why they do not."""
+"""Nodes and routers of different versions: they serve together, or report why they cannot."""
 
 import json
 from contextlib import nullcontext

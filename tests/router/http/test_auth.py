@@ -24,12 +24,12 @@ CLOSED = RouterSettings(loopback_without_key=False)
 
 
 def caller(settings, **headers):
-    """Return who was let in: a tenant, "tenant+operator", "+operator", or None."""
+    """Return the accepted caller: a tenant, "tenant+operator", "+operator", or None."""
     try:
-        found = Auth(None, settings)._caller(scope_of(**headers))
+        accepted = Auth(None, settings)._caller(scope_of(**headers))
     except UnauthorizedError:
         return None
-    return (found.tenant or "") + (f"+{found.operator}" if found.operator else "")
+    return (accepted.tenant or "") + (f"+{accepted.operator}" if accepted.operator else "")
 
 
 def refusal(settings, **headers):

@@ -1,4 +1,4 @@
-"""Bodies: how much of them one tenant may hold, and how slowly they may come."""
+"""Request bodies: the bytes that one tenant may hold, and slow uploads."""
 
 import asyncio
 import json
@@ -17,13 +17,13 @@ TENANTS = RouterSettings(
     api_keys={"one": KEY, "two": OTHER_KEY}, loopback_without_key=False, takeover_after_s=0.3
 )
 LONG = "x" * (2 * MIB)
-SILENT = (Finished(FinishReason.STOP, 0),)  # the fake repeats what it is told, in one event
+SILENT = (Finished(FinishReason.STOP, 0),)  # otherwise the fake echoes the body in one event
 BEGUN_FILE = b"MFHIBER1\x01\0\0\0\xe6\0\0\0"  # whose header has 230 bytes
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x " * 400}]}
 
 
 async def open_body(fabric, key, size_bytes, sent, path="/v1/chat/completions"):
-    """Send a head and the beginning of a body, and leave it at that."""
+    """Send a request head and the beginning of a body, and nothing more."""
     host, port = fabric.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     fabric.writers.append(writer)
@@ -66,7 +66,7 @@ async def test_unfinished_bodies_of_one_tenant_leave_room_for_others():
             task.cancel()
         for _, writer in held:
             writer.close()
-        async with asyncio.timeout(60):  # what went away is given back, once that is noticed
+        async with asyncio.timeout(60):  # room of closed connections is freed with a delay
             while (await fabric.chat(LONG, http=fabric.http(KEY))).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 

@@ -76,7 +76,7 @@ async def test_unlisted_origin_gets_no_cors_headers():
             )
 
             assert preflighted.status_code == 401
-            assert answer.status_code == 200, "who has a key may ask; only pages cannot read it"
+            assert answer.status_code == 200, "a valid key; only pages cannot read the answer"
             assert not cors_headers(preflighted)
             assert not cors_headers(answer)
 

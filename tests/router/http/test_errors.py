@@ -61,7 +61,7 @@ async def test_disputed_owner_is_503():
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "server_error"
     assert answer.headers["retry-after"] == "1"
-    assert requests == 2, "asked again once, after a look at all nodes"
+    assert requests == 2, "retried once, after a refresh of all nodes"
 
 
 @pytest.mark.parametrize(

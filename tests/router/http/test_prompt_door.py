@@ -23,7 +23,7 @@ FRAME = {"max_tokens": 1, "metadata": {"x": "y" * (PROMPT_FRAME_BYTES - 4096)}}
 
 
 async def set_prompt_limits(fabric, *nodes_bytes):
-    """Let nodes tell how long a prompt of theirs may be."""
+    """Set the prompt limits that the nodes report."""
     for node, size_bytes in zip(fabric.nodes.values(), nodes_bytes, strict=True):
         node.view_changes["prompt_bytes_max"] = size_bytes
         node.does.events = SILENT
@@ -41,7 +41,7 @@ def is_too_long(answer):
 
 
 async def post(fabric, text, path="/v1/chat/completions", **more):
-    """Send a prompt that is spelled already, beside as much as may stand beside it."""
+    """Send a prompt that is JSON text already, beside other fields of the maximum size."""
     prompt = '"messages":[{"role":"user","content":"%s"}]' if "chat" in path else '"prompt":"%s"'
     rest = json.dumps({"model": MODEL, **FRAME})[1:]
     body = ("{" + prompt % text + "," + rest).encode()
@@ -60,7 +60,7 @@ async def test_prompt_is_rejected_only_if_it_cannot_fit(path):
 
 @pytest.mark.parametrize("spelled", ESCAPES)
 async def test_json_escapes_do_not_count_as_text(spelled):
-    """However a client spells its letters, the longest prompt that fits passes."""
+    """With any escapes, the longest prompt that fits is accepted."""
     text_bytes = len(json.loads(f'"{spelled}"').encode())
     async with rig("a", settings=SETTINGS) as fabric:
         await set_prompt_limits(fabric, TEXT_BYTES)

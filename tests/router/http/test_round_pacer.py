@@ -1,4 +1,4 @@
-"""The turnstile of requests: a few in each round, in turns, and no cancelled one holds it."""
+"""Pacing of requests: a few per round of the loop, owners in turn, cancelled ones skipped."""
 
 import asyncio
 
@@ -13,11 +13,11 @@ PER_ROUND = 4
 async def test_few_requests_pass_in_a_round_however_many_come():
     pacer, rounds, passed = RoundPacer(PER_ROUND), [0], []
 
-    async def one(number):
+    async def pass_one(number):
         await pacer.wait("a")
         passed.append(rounds[0])
 
-    tasks = [asyncio.create_task(one(number)) for number in range(50)]
+    tasks = [asyncio.create_task(pass_one(number)) for number in range(50)]
     while not all(task.done() for task in tasks):
         rounds[0] += 1
         await asyncio.sleep(0)
@@ -28,13 +28,13 @@ async def test_few_requests_pass_in_a_round_however_many_come():
 async def test_an_owner_does_not_wait_for_the_flood_of_another():
     pacer, passed = RoundPacer(PER_ROUND), []
 
-    async def one(owner):
+    async def pass_one(owner):
         await pacer.wait(owner)
         passed.append(owner)
 
-    tasks = [asyncio.create_task(one("flood")) for _ in range(100)]
+    tasks = [asyncio.create_task(pass_one("flood")) for _ in range(100)]
     await asyncio.sleep(0)
-    tasks.append(asyncio.create_task(one("other")))
+    tasks.append(asyncio.create_task(pass_one("other")))
     await asyncio.gather(*tasks)
     assert passed.index("other") <= 3 * PER_ROUND
 

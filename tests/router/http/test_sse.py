@@ -1,4 +1,4 @@
-"""A reader that hangs up in mid-stream costs neither lines in the log nor further tokens."""
+"""A reader that disconnects in mid-stream causes neither log lines nor further tokens."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ WORDS = 400
 
 async def test_nothing_is_written_to_disconnected_reader(caplog):
     caplog.set_level(logging.WARNING)
-    # All at once, so that much is still to be sent when the reader goes.
+    # In one burst, so that much is still unsent when the reader disconnects.
     burst = b"".join(encode_event(Delta(i, "word ")) for i in range(WORDS))
     async with rig("a") as fabric:
         fabric["node-a"].does.events = [burst] * 40 + [Finished(FinishReason.STOP, 40 * WORDS)]
@@ -32,7 +32,7 @@ async def test_nothing_is_written_to_disconnected_reader(caplog):
 
 
 def read_a_little(url):
-    """Ask for a stream, read its beginning, and vanish as a killed client does."""
+    """Request a stream, read its beginning, and disconnect as a killed client does."""
     host, _, port = url.removeprefix("http://").partition(":")
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
     raw = json.dumps(body).encode()

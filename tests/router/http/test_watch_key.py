@@ -41,7 +41,7 @@ async def test_metrics_nodes_and_events_are_shown():
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_everything_else_is_refused(method, path):
-    """Also on the router's own machine, where no key at all would do."""
+    """This holds on the router's own machine, too, which needs no key."""
     shown = path.replace("{agent}", "mira").replace("{node}", "node-a")
     async with rig("a", settings=SETTINGS, watch_key=WATCH) as fabric:
         if method == "GET" and path == "/v1/events":

@@ -21,15 +21,15 @@ async def drain(fabric, node, http=None, verb="drain"):
     return await (http or fabric.http()).post(f"/v1/nodes/{node}/{verb}")
 
 
-async def shown(fabric, node, http=None):
+async def node_row(fabric, node, http=None):
     rows = (await (http or fabric.http()).get("/v1/nodes")).json()["data"]
     return {row["name"]: row for row in rows}[node]
 
 
-async def ended(fabric, node, http=None):
+async def drain_result(fabric, node, http=None):
     """Wait for the end of a drain; return its row."""
     await until(lambda: fabric.services.drains.find(node).ended_s is not None)
-    return (await shown(fabric, node, http))["drain"]
+    return (await node_row(fabric, node, http))["drain"]
 
 
 async def crowd(fabric, node, sizes, **options):
@@ -51,16 +51,16 @@ async def test_drain_moves_smallest_agents_first_and_admits_none(monkeypatch):
     nodes = [FakeNode(f"node-{letter}", copy_s=0.05) for letter in "abc"]
     async with rig(nodes=nodes) as fabric:
         await crowd(fabric, "node-a", sizes)
-        left = []
-        nodes[0].after["release_agent"] = lambda: note(fabric, left)
+        departures = []
+        nodes[0].after["release_agent"] = lambda: note_departures(fabric, departures)
         started = await drain(fabric, "node-a")
         again = await drain(fabric, "node-a")
-        done = await ended(fabric, "node-a")
-        state = (await shown(fabric, "node-a"))["state"]
+        done = await drain_result(fabric, "node-a")
+        state = (await node_row(fabric, "node-a"))["state"]
         new = await fabric.chat("hello", agent="new")
         after = await fabric.chat("word " * 3000, "x", "y", agent="large")
         repeated = await drain(fabric, "node-a")
-        done_again = await ended(fabric, "node-a")
+        done_again = await drain_result(fabric, "node-a")
 
     assert (started.status_code, started.json()["state"]) == (202, "draining")
     assert again.status_code == 202
@@ -69,7 +69,7 @@ async def test_drain_moves_smallest_agents_first_and_admits_none(monkeypatch):
     assert done["bytes_sent"] > 0
     assert done["seconds"] > 0
     assert (done["stuck"], done["stuck_others"]) == ([], 0)
-    assert left == ["small", "middle", "large"]
+    assert departures == ["small", "middle", "large"]
     assert state == "draining"
     assert new.headers["x-macfabric-node"] != "node-a"
     assert after.headers["x-macfabric-match"] == "extend"
@@ -79,20 +79,20 @@ async def test_drain_moves_smallest_agents_first_and_admits_none(monkeypatch):
     assert done_again["state"] == "drained"
 
 
-async def note(fabric, left):
-    """Record the agents that have left, in order."""
-    gone = {name for name, node in owned(fabric.nodes) if node != "node-a"}
-    left += sorted(gone - set(left))
+async def note_departures(fabric, departures):
+    """Record the agents that have left node-a, in order."""
+    moved = {name for name, node in owned(fabric.nodes) if node != "node-a"}
+    departures += sorted(moved - set(departures))
 
 
 async def test_drain_prefers_node_with_replica():
     async with rig() as fabric:
         await crowd(fabric, "node-a", {"alice": 500})
-        for target in ("node-c", "node-b", "node-a"):  # node-b was the owner last
+        for target in ("node-c", "node-b", "node-a"):  # node-b was the last owner
             if target != "node-b":
                 await fabric.http().post("/v1/agents/alice/migrate", json={"to": target})
         await drain(fabric, "node-a")
-        done = await ended(fabric, "node-a")
+        done = await drain_result(fabric, "node-a")
 
     assert owned(fabric.nodes) == [("alice", "node-c")]
     assert done["bytes_sent"] == 0
@@ -106,12 +106,12 @@ async def test_stuck_agents_are_shown_to_their_tenant_and_retried():
         refusal = ConflictError("the disk is full", code="cannot_seal")
         fabric["node-a"].does.fail["seal_agent"] = refusal
         await drain(fabric, "node-a", one)
-        mine = await ended(fabric, "node-a", one)
-        others = (await shown(fabric, "node-a", two))["drain"]
+        mine = await drain_result(fabric, "node-a", one)
+        others = (await node_row(fabric, "node-a", two))["drain"]
         served = await fabric.chat("word " * 50, "x", "y", agent="alice", http=one)
         fabric["node-a"].does.fail.clear()
         await drain(fabric, "node-a", one)
-        done = await ended(fabric, "node-a", one)
+        done = await drain_result(fabric, "node-a", one)
 
     assert (mine["state"], mine["agents_left"], mine["agents_moved"]) == ("stuck", 3, 0)
     assert [row["id"] for row in mine["stuck"]] == ["adam", "alice"]
@@ -119,7 +119,7 @@ async def test_stuck_agents_are_shown_to_their_tenant_and_retried():
     assert mine["stuck_others"] == 1
     assert [row["id"] for row in others["stuck"]] == ["bella"]
     assert others["stuck_others"] == 2
-    assert served.headers["x-macfabric-node"] == "node-a", "served where it is until it has moved"
+    assert served.headers["x-macfabric-node"] == "node-a", "its owner serves it until it has moved"
     assert (done["state"], done["agents_moved"]) == ("drained", 3)
 
 
@@ -128,10 +128,10 @@ async def test_drain_without_destination_is_stuck():
         await crowd(fabric, "node-a", {"alice": 50})
         fabric["node-b"].view_changes = {"fingerprint": "e" * 64}
         await drain(fabric, "node-a")
-        other_model = await ended(fabric, "node-a")
+        other_model = await drain_result(fabric, "node-a")
         fabric["node-b"].view_changes = {"free": TierBytes(10, 10)}
         await drain(fabric, "node-a")
-        full = await ended(fabric, "node-a")
+        full = await drain_result(fabric, "node-a")
 
     for row in (other_model, full):
         assert (row["state"], row["stuck"][0]["code"]) == ("stuck", "no_destination")
@@ -146,12 +146,12 @@ async def test_undrain_finishes_running_moves_and_keeps_other_agents():
         await until(lambda: nodes[1].calls["copy_blocks"] >= 3)
         back = await drain(fabric, "node-a", verb="undrain")
         await until(lambda: fabric.services.moves.is_idle)
-        moved = [who for who, node in owned(fabric.nodes) if node == "node-b"]
-        row = await shown(fabric, "node-a")
+        moved = [agent for agent, node in owned(fabric.nodes) if node == "node-b"]
+        row = await node_row(fabric, "node-a")
         again = await drain(fabric, "node-a", verb="undrain")
 
     assert back.json() == {"node": "node-a", "object": "node.drain", "state": "ready"}
-    assert moved == ["agent-0", "agent-1", "agent-2"], "as many at once as are allowed"
+    assert moved == ["agent-0", "agent-1", "agent-2"], "the limit of concurrent moves"
     assert (row["state"], row["drain"]) == ("ready", None)
     assert again.status_code == 200
 
@@ -159,11 +159,11 @@ async def test_undrain_finishes_running_moves_and_keeps_other_agents():
 async def test_router_resumes_drain_of_draining_node():
     async with rig("ab", tended=False) as fabric:
         await crowd(fabric, "node-a", {"alice": 50, "bella": 70})
-        fabric["node-a"].is_draining = True  # another router told it so, and is gone
+        fabric["node-a"].is_draining = True  # drained by a router that has ended
         await fabric.fleet.membership.refresh()
         fabric.services.drains.sweep()
-        done = await ended(fabric, "node-a")
-        fabric["node-a"].is_draining = False  # and another one took it back
+        done = await drain_result(fabric, "node-a")
+        fabric["node-a"].is_draining = False  # and undrained by another
         await fabric.fleet.membership.refresh()
         fabric.services.drains.sweep()
 

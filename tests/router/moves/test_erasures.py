@@ -1,4 +1,4 @@
-"""An acknowledged DELETE stays true: over router restarts, and for nodes that were away."""
+"""An acknowledged DELETE holds: over router restarts, and for nodes that were offline."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ async def erase(fabric):
     return (await fabric.http().delete("/v1/agents/alice")).json()
 
 
-async def shown(fabric):
+async def agent_status(fabric):
     return (await fabric.http().get("/v1/agents/alice")).status_code
 
 
@@ -52,19 +52,19 @@ async def test_returning_node_gets_tombstones_before_it_serves(routers):
         if routers == 1:
             await holder.restart()
             await until(lambda: fabric.fleet.is_up(holder.name))
-            assert KEY not in holder.memory, "its lease begins after it got the tombstone"
-            assert await shown(fabric) == 404
+            assert KEY not in holder.memory, "its lease begins after it has the tombstone"
+            assert await agent_status(fabric) == 404
     assert (receipt["deleted"], receipt["unreachable"]) == (False, [holder.name])
     if routers == 1:
         return
     assert KEY in holder.memory
-    # Only the nodes remember. The next router hears the one that slept first.
+    # Only the nodes have tombstones. To the next router, the one without them reports first.
     for node in nodes:
         node.does.slow["describe"] = 0.0 if node is holder else 0.1
     async with rig(nodes=nodes, scale=4.0) as fabric:
         await until(lambda: fabric.fleet.membership.find(holder.name).listed is not None)
         assert KEY not in holder.memory
-        assert await shown(fabric) == 404
+        assert await agent_status(fabric) == 404
         metrics = (await fabric.http().get("/metrics")).text
         again = await fabric.chat(TEXT, agent="alice")
 
@@ -74,7 +74,7 @@ async def test_returning_node_gets_tombstones_before_it_serves(routers):
 
 @pytest.mark.parametrize("days", sample([-20_000, -200, 200], -20_000))
 async def test_wrong_clocks_do_not_restore_erased_agent(monkeypatch, days):
-    """Neither a wrong clock at the erasure nor one at the next router's start."""
+    """The clock may be wrong at the erasure or at the next router's start."""
     nodes = three_nodes()
     for shifts_s in ((0.0, days * DAY_S), (days * DAY_S, 0.0)):
         at_erasure = iter(shifts_s)
@@ -88,12 +88,12 @@ async def test_wrong_clocks_do_not_restore_erased_agent(monkeypatch, days):
             await erase(fabric)
         shift(monkeypatch, next(at_erasure))
         async with rig(nodes=[n for n in nodes if n is not holder], scale=4.0) as fabric:
-            known = tuple(fabric.services.erasure_exchange.known)
+            tombstones = tuple(fabric.services.erasure_exchange.known)
         async with rig(nodes=nodes, scale=4.0) as fabric:
             await until(lambda: fabric.fleet.membership.find(holder.name).listed)  # noqa: B023
             assert KEY not in holder.memory
-            assert await shown(fabric) == 404
-        assert known
+            assert await agent_status(fabric) == 404
+        assert tombstones
 
 
 async def test_turn_during_erasure_does_not_keep_agent():
@@ -164,7 +164,7 @@ async def test_later_router_starts_above_erased_epoch():
 
     assert floor > 1_000
     assert floor < first < second
-    assert floors == {floor}, "a node that has not heard of it does not begin above it"
+    assert floors == {floor}, "nodes without the tombstone get its epoch from the turn"
 
 
 async def test_unreported_agent_is_erased_on_return():
@@ -235,7 +235,7 @@ async def test_duplicated_erase_call_is_not_404():
     async with rig("a") as fabric:
         holder = await start_alice(fabric)
         await fabric.fleet.membership.refresh(relist=True)
-        fabric.fleet.membership._catch_up = None  # no list comes in between
+        fabric.fleet.membership._catch_up = None  # no list arrives in between
         holder.memory.clear()
         answer = await fabric.http().delete("/v1/agents/alice")
 
@@ -253,14 +253,14 @@ async def test_erasure_without_receipt_stays_pending():
         await holder.restart()
         await until(lambda: fabric.fleet.is_up(holder.name))
         assert KEY not in holder.memory
-        assert await shown(fabric) == 404
+        assert await agent_status(fabric) == 404
 
     assert receipt["unreachable"] == again["unreachable"] == ["node-a"]
     assert receipt["deleted"] is again["deleted"] is False
 
 
 async def test_erasure_of_unknown_name_is_remembered():
-    """A Mac that is on no list today may have it, and return."""
+    """A Mac that is on no list today may have the agent, and return."""
     stray = FakeNode("node-c")
     stray.memory[KEY] = Memory(*KEY, epoch=9, text=TEXT)
     async with rig("ab") as fabric:

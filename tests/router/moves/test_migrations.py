@@ -115,7 +115,7 @@ async def test_agent_serves_during_copy_and_waits_during_seal():
 
     assert during.headers["x-macfabric-node"] == source.name
     assert sealed.headers["x-macfabric-node"] == target.name
-    assert sealed.headers["x-macfabric-match"] == "extend", "the turn during the copy came along"
+    assert sealed.headers["x-macfabric-match"] == "extend", "it includes the turn during the copy"
     assert 0.25 <= moved["pause_seconds"] < moved["seconds"]
 
 

@@ -137,7 +137,7 @@ async def test_equal_claims_are_decided_by_number_of_turns(turns, owner):
     assert {a.headers["x-macfabric-node"] for a in answers} == {owner}
     assert wins.memory[KEY].state is REPLICA
     assert moved.status_code == 200
-    assert moved.json()["epoch"] > 4, "above the epoch at which the other one gave way"
+    assert moved.json()["epoch"] > 4, "above the epoch that ended the other claim"
 
 
 async def test_undecided_target_makes_source_release():

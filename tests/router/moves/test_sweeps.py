@@ -1,4 +1,4 @@
-"""Sweeps look at what changed, however many agents there are."""
+"""Sweeps inspect only changed agents, however many there are."""
 
 import pytest
 
@@ -13,14 +13,14 @@ TWO = RouterSettings(takeover_after_s=20.0, replicas=1)
 
 
 def inspected_agents(services, monkeypatch):
-    """List the agents that sweeps look at."""
-    inspected, look = [], services.replicas._look
+    """Record the agents that sweeps inspect."""
+    inspected, inspect = [], services.replicas._look
 
-    def count(key, takes):
+    def record_and_inspect(key, takes):
         inspected.append(key[1])
-        return look(key, takes)
+        return inspect(key, takes)
 
-    monkeypatch.setattr(services.replicas, "_look", count)
+    monkeypatch.setattr(services.replicas, "_look", record_and_inspect)
     return inspected
 
 

@@ -48,7 +48,7 @@ STOPPED = (Delta(0, "on"), Finished(FinishReason.STOP, 1, stop_string="e"))
 BROKEN = (Delta(0, "on"), Failed(500, "engine_failed", "it broke"))
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
-# name: method, path, body, what the node does
+# name: method, path, body, the node's behaviour
 CASES = {
     "chat": ("POST", CHAT, CHAT_BODY, None),
     "chat streamed": ("POST", CHAT, CHAT_BODY | STREAM, None),

@@ -279,7 +279,7 @@ async def test_stream_ends_with_error_when_node_breaks_off():
 
         async def read():
             async for chunk in stream:
-                seen.append(chunk.choices[0].delta.content)  # noqa: PERF401 - it is to break off
+                seen.append(chunk.choices[0].delta.content)  # noqa: PERF401 - the stream breaks off
 
         with pytest.raises(openai.APIError) as caught:
             await read()
@@ -330,7 +330,7 @@ async def test_slow_reader_does_not_block_others():
         writer.write(head.encode() + b"\r\n\r\n" + body)
         await until(lambda: node.running)
         await asyncio.sleep(0.3)
-        assert node.finished == 0, "the node is held back by the client that does not read"
+        assert node.finished == 0, "the client that does not read slows its node"
         node.does.events = None
         quick = await fabric.chat("hello")
         writer.transport.abort()

@@ -93,7 +93,7 @@ SHAPES = {
 
 
 def random_conversation(seed):
-    """Make up a conversation that is accepted, or nearly."""
+    """Generate a random conversation that is valid, or nearly so."""
     rng = random.Random(seed)
 
     def text():

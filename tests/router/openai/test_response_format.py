@@ -1,4 +1,4 @@
-"""Formats of answers, in OpenAI's words and in vLLM's."""
+"""Output formats, in OpenAI's and in vLLM's fields."""
 
 import json
 

@@ -67,7 +67,7 @@ def test_agent_leaves_long_queue_for_idle_node():
     assert decision.ship.source == "a"
     assert decision.node == "b"
     assert decision.prefill_s == pytest.approx((11_000 - TOKENS) / 1_000)
-    assert 18 < decision.gain_s < 22, "the queue, and what this turn no longer delays there"
+    assert 18 < decision.gain_s < 22, "the queue, and the delay that this turn no longer causes"
 
 
 def test_reported_queue_counts_and_shrinks_with_time():
@@ -119,7 +119,7 @@ def test_agent_stays_on_its_node(why):
 
 
 def test_moves_are_not_weighed_only_where_none_is_chosen():
-    """The snapshot of a turn lacks the targets of moves until one of them might be better."""
+    """The snapshot of a turn has no move targets until one of them might be better."""
     random, placement = Random(7), Placement()
     skipped = moved = 0
     for _ in range(2_000):
@@ -219,6 +219,6 @@ def test_frequent_moves_raise_the_price_of_the_next():
             moved += 1
         activity.begin_turn(key)
 
-    assert 0.05 * turns < moved < 0.12 * turns, "each turn has one to gain"
+    assert 0.05 * turns < moved < 0.12 * turns, "each turn gains from a move"
     long = owned(node("a", known={"promised_s": 600.0}), B, move_price=activity.move_price)
     assert decide(long).how is How.MOVE, "a large gain is worth its price"

@@ -81,7 +81,7 @@ def test_decision_among_candidates_costs_no_more_than_among_all(seed):
     chosen = Placement().decide(TURN, few).node
 
     assert len(names) == 16
-    # What counts as equal to the best is chosen by its agents; the median is another one's.
+    # Among nodes with nearly the best cost, the number of agents decides.
     assert costs[chosen] <= 1.01 * tie_limit_s(min(costs.values()))
 
 
@@ -92,7 +92,7 @@ def test_cached_prefix_counts_by_its_longest_match():
     few = Cached(6_000, NodeCounts({nodes[5].name: 1, nodes[1].name: 1, "gone": 1}))
 
     assert set(ranking.cheapest(WORK, 2, no_node, [most, few])) == {"n05", "n01"}
-    assert ranking.cheapest(WORK, 40, no_node, [most])[38:] == ["n00", "n01"], "in their order"
+    assert ranking.cheapest(WORK, 40, no_node, [most])[38:] == ["n00", "n01"], "in ranking order"
 
 
 def test_nodes_that_come_and_go_count_in_the_next_decision():
@@ -116,9 +116,9 @@ def test_nodes_that_come_and_go_count_in_the_next_decision():
 
 def test_refused_nodes_are_replaced_by_others():
     ranking = ranked([node(f"n{at:03}") for at in range(100)])
-    taken = {f"n{at:03}" for at in range(98)}
+    excluded = {f"n{at:03}" for at in range(98)}
 
-    assert set(ranking.cheapest(WORK, 16, taken.__contains__)) == {"n098", "n099"}
+    assert set(ranking.cheapest(WORK, 16, excluded.__contains__)) == {"n098", "n099"}
 
 
 @pytest.mark.parametrize("seed", range(5))

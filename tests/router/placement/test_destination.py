@@ -39,7 +39,7 @@ def room(hot=8 * GIB, disk=100 * GIB):
     return {"free": TierBytes(hot, disk)}
 
 
-def look(*nodes, holders=(OWNER,)):
+def fleet_of(*nodes, holders=(OWNER,)):
     return fleet(HOME, *nodes, holders=holders)
 
 
@@ -47,15 +47,15 @@ def look(*nodes, holders=(OWNER,)):
     ("copies", "other", "wins"),
     [
         ([UP_TO_DATE], site(), True),
-        ([UP_TO_DATE], site(prefill=3.0), False),  # but it would be no place to live
+        ([UP_TO_DATE], site(prefill=3.0), False),  # current copy, but a slow node
         ([], site(links=link(THUNDERBOLT)), True),
         ([], site(prefill=900.0, decode=90.0), True),
-        ([], site(prefill=0.0, decode=0.0), True),  # not measured: as usual
+        ([], site(prefill=0.0, decode=0.0), True),  # not measured: assumed average
         ([], site(known={"promised_s": 20.0}), False),
         ([], site(known={"turns": 6}), False),
         ([], site(**room(hot=GIB), tokens=5), False),
         ([], site(**room(disk=GIB)), False),
-        # Others were sent there just now.
+        # Other agents are on their way there.
         ([], site(known={"coming_bytes": 99 * GIB}, links=link(THUNDERBOLT)), False),
         ([], site(tokens=5), False),
         ([UP_TO_DATE], site(fingerprint="another model's"), False),
@@ -66,29 +66,29 @@ def look(*nodes, holders=(OWNER,)):
     ],
 )
 def test_destination_is_cheapest_node_in_seconds(copies, other, wins):
-    chosen = destination(look(site("plain"), other, holders=(OWNER, *copies)))
+    chosen = destination(fleet_of(site("plain"), other, holders=(OWNER, *copies)))
 
     assert chosen.target == ("other" if wins else "plain")
     assert chosen.missing_bytes == (0 if copies and wins else 2 * GIB)
 
 
 def test_no_destination_without_room():
-    assert destination(look()) is None
-    assert destination(look(site(**room(disk=MIB)))) is None
-    assert destination(look(site(free=None))) is not None
+    assert destination(fleet_of()) is None
+    assert destination(fleet_of(site(**room(disk=MIB)))) is None
+    assert destination(fleet_of(site(free=None))) is not None
 
 
 def test_no_route_without_an_owner():
     released = replace(OWNER, role=HolderRole.RELEASED)
 
-    assert routes(look(site(), holders=())) == []
-    assert routes(look(site(), holders=(released,))) == []
-    assert destination(look(site(), holders=(released,))) is None
+    assert routes(fleet_of(site(), holders=())) == []
+    assert routes(fleet_of(site(), holders=(released,))) == []
+    assert destination(fleet_of(site(), holders=(released,))) is None
 
 
 def test_routes_are_sorted_by_time_then_by_free_space():
     nodes = site("a", tokens=9), site("b", links=link(THUNDERBOLT)), site(), site("c")
-    found = routes(look(*nodes, holders=(OWNER, UP_TO_DATE)))
+    found = routes(fleet_of(*nodes, holders=(OWNER, UP_TO_DATE)))
 
     assert [way.target for way in found] == ["other", "b", "c", "a"]
     assert [way.missing_bytes for way in found] == [0, *[2 * GIB] * 3]

@@ -1,4 +1,4 @@
-"""From which node a turn's node takes a beginning, and when it computes it instead."""
+"""The node that lends a turn's node a prefix, and when the prefix is computed instead."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def has(name, share=0.8, **words):
 
 
 def decide(*nodes, prefixes, turn=TURN, policy=Policy.ROUND_ROBIN):
-    """Decide about a turn; in turns, the node that is to begin with is HERE."""
+    """Place a turn; HERE is the first node in round-robin order."""
     others = [replace(each, turn_order=1) for each in nodes if each.name != HERE]
     home = [each for each in nodes if each.name == HERE]
     return Placement(policy).decide(turn, fleet(*home, *others, prefixes=prefixes))
@@ -57,12 +57,12 @@ def loan(*nodes, prefixes, turn=TURN):
 
 def test_longest_beginning_that_arrives_sooner_is_fetched():
     nodes = [here(), of(FAR), of(SLOW)]
-    found = decide(*nodes, prefixes=[has(FAR, 0.8), has(SLOW, 0.3)])
-    assert found.loan.source == FAR
-    assert found.loan.addresses == nodes[1].view.addresses
-    assert not found.loan.is_coming
-    assert found.prefill_s == pytest.approx(5.0 - 3.84)
-    assert found.terms.bring_s == pytest.approx(0.03 + 3_840 * 1_000 / (100 * MIB))
+    decision = decide(*nodes, prefixes=[has(FAR, 0.8), has(SLOW, 0.3)])
+    assert decision.loan.source == FAR
+    assert decision.loan.addresses == nodes[1].view.addresses
+    assert not decision.loan.is_coming
+    assert decision.prefill_s == pytest.approx(5.0 - 3.84)
+    assert decision.terms.bring_s == pytest.approx(0.03 + 3_840 * 1_000 / (100 * MIB))
     assert loan(*nodes, prefixes=[has(FAR, 0.8), has(SLOW, 0.8)]) == FAR, "the faster link"
 
 
@@ -78,8 +78,8 @@ def test_slow_links_and_short_heads_lead_to_recomputation():
 
 def test_cached_tokens_are_not_fetched():
     for share, source in ((0.75, None), (0.3, FAR)):
-        found = decide(here(), of(FAR), prefixes=[has(FAR, 0.8), has(HERE, share)])
-        assert found.source == source
+        decision = decide(here(), of(FAR), prefixes=[has(FAR, 0.8), has(HERE, share)])
+        assert decision.source == source
     assert decide(here(), prefixes=[has(HERE, 0.8)]).how is How.LOAD
     assert loan(here(), of(FAR), prefixes=[]) is None
 
@@ -107,13 +107,13 @@ def test_nodes_that_cannot_store_blocks_fetch_nothing(words):
 def test_head_in_progress_is_awaited_only_while_it_costs_no_time():
     busy = of(FAR, known={"promised_s": 3.0})
     coming = has(FAR, state=HeadState.COMING)
-    found = decide(here(), busy, prefixes=[coming])
-    assert found.loan.is_coming
-    assert found.terms.bring_s > 3.0
+    decision = decide(here(), busy, prefixes=[coming])
+    assert decision.loan.is_coming
+    assert decision.terms.bring_s > 3.0
     busy = of(FAR, known={"promised_s": 30.0})
     assert loan(here(), busy, prefixes=[coming]) is None
     queued = replace(here(), promised_s=30.0)
-    assert loan(queued, busy, prefixes=[coming]) == FAR, "it comes before the turn's own memory"
+    assert loan(queued, busy, prefixes=[coming]) == FAR, "it arrives before the turn has memory"
     assert not decide(here(), busy, prefixes=[has(FAR)]).loan.is_coming
 
 
@@ -123,21 +123,21 @@ def test_borrowing_nodes_do_not_lend():
 
 
 def test_node_with_a_cheap_link_to_a_lender_is_chosen():
-    """The lender is busy, and of two idle nodes the one that is behind a slow link is faster."""
+    """The lender is busy; of two idle nodes, the one with a slow link computes faster."""
     lender = of(FAR, known={"promised_s": 60.0, "turns": 8})
     near = of("near", links=(link(FAR, 1_000 * MIB),), prefill=900.0)
     distant = of("distant", links=(link(FAR, MIB // 2),))
-    found = decide(lender, near, distant, prefixes=[has(FAR)], policy=Policy.SECONDS)
-    assert (found.how, found.node, found.source) == (How.FETCH, "near", FAR)
-    found = decide(lender, near, distant, prefixes=[], policy=Policy.SECONDS)
-    assert (found.how, found.node) == (How.RECOMPUTE, "distant")
+    decision = decide(lender, near, distant, prefixes=[has(FAR)], policy=Policy.SECONDS)
+    assert (decision.how, decision.node, decision.source) == (How.FETCH, "near", FAR)
+    decision = decide(lender, near, distant, prefixes=[], policy=Policy.SECONDS)
+    assert (decision.how, decision.node) == (How.RECOMPUTE, "distant")
 
 
 def test_owner_of_an_agent_fetches_a_longer_beginning():
     holders = (holder(HERE, HolderRole.OWNER),)
     snapshot = fleet(here(), of(FAR), prefixes=[has(FAR)], holders=holders)
-    found = Placement().decide(replace(TURN, agent="alice"), snapshot)
-    assert (found.how, found.node, found.source) == (How.STAY, HERE, FAR)
+    decision = Placement().decide(replace(TURN, agent="alice"), snapshot)
+    assert (decision.how, decision.node, decision.source) == (How.STAY, HERE, FAR)
 
 
 def test_lenders_of_another_model_do_not_hide_those_of_this_one():
@@ -147,13 +147,13 @@ def test_lenders_of_another_model_do_not_hide_those_of_this_one():
 
 
 def test_each_turn_gets_the_loan_that_its_node_is_about_to_take():
-    """The first of them to arrive begins the fetch, whichever was decided first."""
+    """The first turn to arrive begins the fetch, in whatever order turns were placed."""
     coming = has(FAR, state=HeadState.COMING)
     prefixes = [coming, has(HERE, state=HeadState.BORROWED)]
     assert loan(here(), of(FAR), prefixes=prefixes) == FAR
     first = decide(here(), of(FAR), prefixes=[coming]).terms
     second = decide(here(), of(FAR), prefixes=prefixes).terms
-    assert second.bring_s < first.bring_s, "the bytes are carried once"
+    assert second.bring_s < first.bring_s, "the bytes are sent once"
 
 
 def test_lender_sends_to_one_node_after_another():

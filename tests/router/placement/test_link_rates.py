@@ -25,7 +25,7 @@ def link(peer, address, **known):
     return LinkView(peer, address.host, address.port, address.kind, **known)
 
 
-def seen(peer, address, bytes_per_s):
+def measured_link(peer, address, bytes_per_s):
     return link(peer, address, reachable=True, bytes_per_s=bytes_per_s)
 
 
@@ -45,16 +45,20 @@ def test_unmeasured_rate_is_a_share_of_best_common_link(source, target, nominal)
 
 
 def test_measured_rate_counts_in_full():
-    target = node(B, CABLE, LAN, links=(seen(A, LAN, 1.1e8), seen(A, CABLE, 1.8e9)))
+    target = node(
+        B, CABLE, LAN, links=(measured_link(A, LAN, 1.1e8), measured_link(A, CABLE, 1.8e9))
+    )
 
     assert rate(node(A, CABLE, LAN), target) == 1.8e9
 
 
 def test_source_measurement_is_used_without_one_of_target():
-    source = node(A, CABLE, links=(seen(B, CABLE, 1.5e9), seen(NodeName("c"), CABLE, 3e9)))
+    source = node(
+        A, CABLE, links=(measured_link(B, CABLE, 1.5e9), measured_link(NodeName("c"), CABLE, 3e9))
+    )
 
     assert rate(source, node(B, CABLE)) == 1.5e9
-    assert rate(source, node(B, CABLE, links=(seen(A, CABLE, 1e9),))) == 1e9
+    assert rate(source, node(B, CABLE, links=(measured_link(A, CABLE, 1e9),))) == 1e9
 
 
 def test_unreachable_link_is_ignored():

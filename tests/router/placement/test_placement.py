@@ -1,4 +1,4 @@
-"""Placement as a table: the fleet at one moment, and the chosen node."""
+"""Placement as a table of snapshots and chosen nodes."""
 
 from dataclasses import replace
 
@@ -248,7 +248,7 @@ def test_decision_is_deterministic_and_valid_for_any_fleet(
             return None
 
     decision = decide()
-    assert decision == decide(), "the order in which nodes are known says nothing"
+    assert decision == decide(), "the order of the nodes does not matter"
     if decision is None:
         return
     chosen = next(each for each in nodes if each.name == decision.node)
@@ -263,13 +263,13 @@ def test_decision_is_deterministic_and_valid_for_any_fleet(
 
 @pytest.mark.parametrize("policy", Policy)
 def test_simulated_agents_stay_spread_and_avoid_dead_nodes(policy):
-    """Test the router's own object, over many turns on unequal nodes, one of which dies."""
+    """Place many turns on unequal nodes, one of which dies, by the router's own object."""
     placement, ledger = Placement(policy), Ledger()
     speeds = {"mini": 600.0, "pro": 900.0, "max": 900.0, "studio": 1500.0}
     lives: dict[str, str] = {}
     moved = 0
 
-    def look(agent, dead):
+    def snapshot(agent, dead):
         agents = list(lives.values())
         nodes = [
             node(
@@ -290,7 +290,7 @@ def test_simulated_agents_stay_spread_and_avoid_dead_nodes(policy):
     for turn in range(600):
         dead = {"studio"} if turn >= 400 else set()
         agent = f"agent-{turn * 7 % 40}"
-        decision = placement.decide(replace(NAMED, agent=agent), look(agent, dead))
+        decision = placement.decide(replace(NAMED, agent=agent), snapshot(agent, dead))
         ledger.end(ledger.begin(decision.node, 0.0, cold=decision.is_cold))
         home = lives.get(agent)
         assert (decision.how is How.STAY) == (home is not None and home not in dead)
@@ -301,7 +301,7 @@ def test_simulated_agents_stay_spread_and_avoid_dead_nodes(policy):
 
     counts = {name: before.count(name) for name in speeds}
     assert "studio" not in lives.values()
-    assert moved == counts["studio"], "who lived elsewhere stayed"
+    assert moved == counts["studio"], "agents of other nodes stayed"
     if policy is Policy.SECONDS:
         assert counts["studio"] > counts["pro"] > counts["mini"]
 
@@ -338,7 +338,7 @@ def test_owner_in_trouble_serves_its_agent():
 
 
 def test_beginning_that_is_being_computed_is_waited_for():
-    """A short rest overtakes other prompts, but not the one that computes its beginning."""
+    """A short rest overtakes other prompts, but not the one that computes its prefix."""
     busy = node("a", known={"promised_s": 3.0, "prompts_s": (3.0,), "turns": 1})
     prefixes = (prefix("a", 0.96, None, state=HeadState.COMING),)
     decision = Placement().decide(NAMED, of(busy, prefixes=prefixes))

@@ -1,4 +1,4 @@
-"""Speeds of nodes learnt from what their turns did."""
+"""Speeds of nodes, learnt from their turns."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ def test_decode_speed_is_learnt_by_batch():
     profile = profiles.of("a")
 
     assert profile.decode_tokens_per_s(40.0, 1) == pytest.approx(20.0, rel=0.1)
-    assert profile.decode_tokens_per_s(40.0, 4) == pytest.approx(10.0, rel=0.1), "of one alone"
+    assert profile.decode_tokens_per_s(40.0, 4) == pytest.approx(10.0, rel=0.1), "per answer"
 
 
 def test_prompts_beside_an_answer_are_no_part_of_its_speed():

@@ -47,7 +47,7 @@ def cost_s(job, node):
 
 
 def place(job, nodes, policy=Policy.SECONDS, home=None):
-    """Return the node on which a turn is begun."""
+    """Return the node on which a turn starts."""
     options = [Option(How.LOAD, node, terms_of(job, node)) for node in nodes]
     return choose(options, home, policy).node
 
@@ -177,8 +177,8 @@ def test_node_share_follows_count_and_speed_class():
 
     assert full(usual=0, noisy=0) == set()
     assert full(usual=1, noisy=0) == {"usual"}
-    assert full(usual=9, noisy=8) == set(), "the next one may go to either"
-    assert full(usual=10, noisy=7) == {"usual"}, "a speed measured in passing is no reason"
+    assert full(usual=9, noisy=8) == set(), "either may get the next agent"
+    assert full(usual=10, noisy=7) == {"usual"}, "a speed of the same class gives no larger share"
     assert full(usual=10, noisy=7, kept="usual") == set()
     assert full(usual=8, fast=25) == set(), "three times as fast: three times as many"
     assert full(usual=10, fast=80) == {"fast"}
@@ -193,7 +193,7 @@ def test_node_over_its_share_is_used_when_others_are_busier():
         others = [node("b", queue_s=queue_s), node("c", queue_s=queue_s)]
         return place(Job(4_000, 16), with_shares([warm, *others], None)).name
 
-    assert chosen(0.0) == "b", "else each that begins alike would follow the first"
+    assert chosen(0.0) == "b", "otherwise all agents with its prefix would follow it"
     assert chosen(30.0) == "a"
 
 
@@ -205,7 +205,7 @@ def test_long_prompts_delay_each_other_by_the_shorter_one():
     assert known.queue_s == pytest.approx(2.0 + 1.0 + 2.0)
     assert known.delay_s == pytest.approx(2.0 + 1.0 + 2.0)
     unknown = terms_of(job, node("a", queue_s=43.0, prompts_s=(30.0, 1.0, 2.0)))
-    assert unknown.queue_s == pytest.approx(5.0 + 10.0), "what another router sent, whole"
+    assert unknown.queue_s == pytest.approx(5.0 + 10.0), "another router's queue counts in full"
     assert unknown.delay_s == pytest.approx(5.0 + 2.0)
 
 

@@ -55,7 +55,7 @@ class Slow(EditPolicy):
 
 
 class Returning(EditPolicy):
-    """Policy that returns what its options say."""
+    """Policy that returns the result named by its option."""
 
     def __init__(self, what):
         self.what = what
@@ -85,7 +85,7 @@ class Returning(EditPolicy):
 
 
 class Loose(EditPolicy):
-    """Gives parts of other types that mean the same."""
+    """Policy that returns equivalent parts of other types."""
 
     def transform(self, messages, turn):
         first = Message("user", [messages[1].texts[0]])

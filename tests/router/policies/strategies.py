@@ -1,4 +1,4 @@
-"""Conversations as clients send them: tools in loops, thoughts, failures, ids missing or alike."""
+"""Conversations as clients send them: tools in loops, thoughts, failures, missing or equal ids."""
 
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ def result(call_id, text="ok", *, failed=False):
 
 @st.composite
 def steps(draw, number):
-    """One answer, its calls and their results; some never came, some belong to no call."""
+    """Draw an answer, its calls and their results; some are missing, some have no call."""
     names = draw(st.lists(NAMES, max_size=3))
     style = draw(st.sampled_from(["own", "alike", "none"]))
     ids = [{"own": f"c{number}-{i}", "alike": f"c{i}", "none": None}[style] for i in range(9)]
@@ -50,7 +50,7 @@ def steps(draw, number):
 
 @st.composite
 def conversations(draw):
-    """Any conversation of a few turns."""
+    """Draw a conversation of a few turns."""
     messages = [system("be brief")] if draw(st.booleans()) else []
     for turn in range(draw(st.integers(1, 5))):
         messages.append(user(f"question {turn}"))

@@ -88,8 +88,8 @@ async def test_failing_policy_leaves_messages_unchanged_and_is_reported(settings
 
     assert outcomes(edited)[0] == f"{settings.known_as}=failed ({why})"
     assert edited.messages[:2] == tuple(MESSAGES[:2])
-    assert edited.messages[2].uses[0].arguments == {"n": 1}, "nor is what is inside of them changed"
-    assert edited.messages[2].reasoning is None, "the next one goes on with what was there"
+    assert edited.messages[2].uses[0].arguments == {"n": 1}, "parts of messages are unchanged, too"
+    assert edited.messages[2].reasoning is None, "the next policy gets the unedited messages"
     assert caplog.messages == [f"policy {settings.known_as} left a turn unedited: it {why}"]
     assert "otter" not in caplog.text
 
@@ -108,7 +108,7 @@ async def test_hung_policy_is_skipped_until_its_call_ends(monkeypatch):
 
     assert outcomes(first) == ["Slow=failed (took longer than 0.2 s)"]
     assert outcomes(second) == ["Slow=failed (is still busy with an earlier turn)"]
-    assert was_served, "the event loop went on meanwhile"
+    assert was_served, "the event loop was not blocked"
     assert first.messages == second.messages == tuple(MESSAGES)
     assert outcomes(third) == ["Slow=0"]
 
@@ -122,12 +122,12 @@ async def test_concurrent_calls_of_one_policy_are_bounded(monkeypatch):
     ]
     results = await asyncio.gather(*calls)
     late = editing.chosen(None)[0].calls._late
-    left = [thread for thread in threading.enumerate() if thread.name == "policy"]
-    assert all(thread.daemon for thread in left), "none keeps the router from stopping"
+    threads = [thread for thread in threading.enumerate() if thread.name == "policy"]
+    assert all(thread.daemon for thread in threads), "no thread keeps the router from stopping"
     operators_own.RELEASED.set()
 
     assert {str(each.outcomes[0]) for each in results} == {"Slow=failed (took longer than 0.2 s)"}
-    assert late == foreign_calls.POLICY_CALLS_MAX, "five of nine had no thread to leave behind"
+    assert late == foreign_calls.POLICY_CALLS_MAX, "the other five calls started no thread"
 
 
 async def test_request_chooses_among_configured_policies():

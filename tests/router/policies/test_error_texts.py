@@ -104,7 +104,7 @@ SUCCESSES = [
     "failed: []",
     "error:",
     "errors: 0, warnings: 2",
-    # Wrappers that report success, whatever was printed
+    # Wrappers that report success, with any output
     "Exit code: 0\nWall time: 0.1 seconds\nOutput:\nError: x",
     "Chunk ID: 4f2\nProcess exited with code 0\nOutput:\nTraceback (most recent call last):",
     "Command: ls\nDirectory: (root)\nOutput: x\nError: (none)\nExit Code: 0\nSignal: (none)",

@@ -18,7 +18,7 @@ LONG = "first " + "x" * 5_000 + " last"
 
 
 def loop(count, text=LONG, name="bash"):
-    """One message of the user, and so many answers that call a tool."""
+    """Return a user's message, and `count` answers with a tool call each."""
     messages = [system("be brief"), user("go")]
     for n in range(count):
         messages += [answer("", call(f"c{n}", name, n=n)), result(f"c{n}", text)]
@@ -97,7 +97,7 @@ def test_last_failed_call_is_kept():
     ]
     assert DropFailedToolCalls().transform(messages, TURN) == messages
     other = [*messages[:2], result("a", "Error: x"), answer("", call("b", "read")), result("b")]
-    assert DropFailedToolCalls().transform(other, TURN) == other, "another tool made nothing good"
+    assert DropFailedToolCalls().transform(other, TURN) == other, "another tool succeeded"
 
 
 def test_last_message_is_kept_for_any_order_of_results():
@@ -180,7 +180,7 @@ def test_strip_thinking_drops_thoughts_of_earlier_turns():
         9: [None, "a", None, "b", None, "c", None],
     }
     stripped = [m.is_stripped for m in StripThinking().transform(messages, TURN)]
-    assert stripped == [False, True, False, True, False, False, False], "none is put back either"
+    assert stripped == [False, True, False, True, False, False, False], "none is restored either"
 
 
 def test_old_turns_become_a_stub_before_kept_turns():

@@ -7,7 +7,7 @@ import pytest
 from router.runs import runs as module
 from router.runs.run_folders import RunFolders
 from tests.router.rig import KEY, OTHER_KEY, rig, until
-from tests.router.runs.test_runs_api import TENANTS, begin, code_of, ended
+from tests.router.runs.test_runs_api import TENANTS, code_of, events_until_end, start_run
 
 pytestmark = pytest.mark.anyio
 
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.anyio
 async def test_erasure_receipt_names_runs_quoting_agent(tmp_path):
     async with rig("a", settings=TENANTS, runs_dir=tmp_path) as fabric:
         one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)
-        await begin(one)
-        await ended(one)
-        await begin(two)
-        await ended(two)
+        await start_run(one)
+        await events_until_end(one)
+        await start_run(two)
+        await events_until_end(two)
         agents = [row["id"] for row in (await one.get("/v1/agents")).json()["data"]]
         first = (await one.delete(f"/v1/agents/{agents[0]}")).json()
         await one.delete("/v1/scenarios/first")
@@ -33,8 +33,8 @@ async def test_erasure_with_runs_removes_ended_runs_quoting_agent(tmp_path):
     async with rig("a", settings=TENANTS, runs_dir=tmp_path) as fabric:
         one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)
         for http in (one, two):
-            await begin(http)
-            await ended(http)
+            await start_run(http)
+            await events_until_end(http)
         agents = [row["id"] for row in (await one.get("/v1/agents")).json()["data"]]
         wrong = await one.delete(f"/v1/agents/{agents[0]}?runs=all")
         receipt = (await one.delete(f"/v1/agents/{agents[0]}?runs=true")).json()
@@ -53,8 +53,8 @@ async def test_undeletable_run_is_still_named(tmp_path, monkeypatch):
 
     async with rig("a", runs_dir=tmp_path) as fabric:
         http = fabric.http()
-        await begin(http)
-        await ended(http)
+        await start_run(http)
+        await events_until_end(http)
         agent = (await http.get("/v1/agents")).json()["data"][0]["id"]
         monkeypatch.setattr(RunFolders, "remove", refuse)
         receipt = (await http.delete(f"/v1/agents/{agent}?runs=true")).json()
@@ -67,7 +67,7 @@ async def test_active_run_is_still_named(tmp_path):
     async with rig("a", runs_dir=tmp_path) as fabric:
         http, node = fabric.http(), fabric["node-a"]
         node.does.first_delay_s = 0.2
-        await begin(http)
+        await start_run(http)
         await until(lambda: node.requests)
         node.does.first_delay_s = 3600.0
         await until(lambda: len(node.requests) == 2)
@@ -86,13 +86,13 @@ async def test_run_resumed_during_deletion_is_not_reported_removed(
     forget = module.Runs._delete
 
     async def forget_late(runs, hosted):
-        await begin(http)
+        await start_run(http)
         return await forget(runs, hosted)
 
     async with rig("a", runs_dir=tmp_path) as fabric:
         http, node = fabric.http(), fabric["node-a"]
         node.does.first_delay_s = 0.2
-        await begin(http)
+        await start_run(http)
         await until(lambda: node.requests)
         node.does.first_delay_s = 3600.0
         await until(lambda: len(node.requests) == 2)

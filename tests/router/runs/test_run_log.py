@@ -40,7 +40,7 @@ async def test_slow_follower_is_cut_and_can_resume(monkeypatch):
     frames = log.frames(None)
     await anext(frames)  # the first comment
     first = await anext(frames)
-    for number in range(1, 7):  # while it reads nothing
+    for number in range(1, 7):  # while the follower reads nothing
         log.append("waited", {"number": number})
     async with asyncio.timeout(10):
         cut = (await anext(frames)).decode()

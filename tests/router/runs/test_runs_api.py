@@ -37,7 +37,7 @@ phases:
 OTHER_YAML = YAML.replace("two-rooms", "other-rooms")
 
 
-async def begin(http, status=202, **body):
+async def start_run(http, status=202, **body):
     response = await http.post("/v1/scenarios", json=body or {"yaml": YAML, "run": "first"})
     assert response.status_code == status, response.text
     return response.json()
@@ -53,7 +53,7 @@ async def following(http, run="first", after=None, *, by_query=False):
         yield Reader(response)
 
 
-async def ended(http, run="first"):
+async def events_until_end(http, run="first"):
     async with following(http, run) as stream:
         return await stream.until("run.ended")
 
@@ -76,7 +76,7 @@ ORDER = [("cell", "marco"), *[("yard", "danny"), ("yard", "marco")] * 2]
 async def test_run_is_started_followed_shown_and_deleted(tmp_path):
     async with rig("ab", runs_dir=tmp_path / "runs") as fabric:
         http = fabric.http()
-        started = await begin(http)
+        started = await start_run(http)
         async with following(http, by_query=True) as stream:
             events = await stream.until("run.ended")
             assert await stream.next() is None, "the stream ends with the run"
@@ -84,7 +84,7 @@ async def test_run_is_started_followed_shown_and_deleted(tmp_path):
         listed = (await http.get("/v1/scenarios")).json()["data"]
         written = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
         modes = {path.stat().st_mode & 0o077 for path in written}
-        again = await begin(http, 200, yaml=YAML, run="first")
+        again = await start_run(http, 200, yaml=YAML, run="first")
         forgotten = (await http.delete("/v1/scenarios/first")).json()
         gone = await http.get("/v1/scenarios/first")
 
@@ -95,7 +95,7 @@ async def test_run_is_started_followed_shown_and_deleted(tmp_path):
     assert names.count("turn.began") == 5
     assert turns_of(events) == ORDER
     assert events[-1].data["holds"] is True
-    assert "otter" not in json.dumps([event.data for event in events]), "nobody's prompt is told"
+    assert "otter" not in json.dumps([event.data for event in events]), "events contain no prompt"
     (performed,) = shown["runs"]
     assert [(u["phase"], u["speaker"]) for u in performed["transcript"]] == ORDER
     assert (shown["state"], shown["holds"], shown["turns"]["done"]) == ("ended", True, 5)
@@ -114,8 +114,8 @@ async def test_run_is_started_followed_shown_and_deleted(tmp_path):
 async def test_shipped_scenario_runs_with_its_own_files_and_options(tmp_path):
     async with rig("a", runs_dir=tmp_path) as fabric:
         body = {"scenario": "gossip-network", "as": "tests"}
-        started = await begin(fabric.http(), **body)
-        events = await ended(fabric.http(), started["id"])
+        started = await start_run(fabric.http(), **body)
+        events = await events_until_end(fabric.http(), started["id"])
         agents = [agent["id"] for agent in (await fabric.http().get("/v1/agents")).json()["data"]]
     assert started["turns"]["total"] == len(turns_of(events)) == 18
     assert all(agent.startswith("scn.gossip-network@tests.") for agent in agents)
@@ -124,8 +124,8 @@ async def test_shipped_scenario_runs_with_its_own_files_and_options(tmp_path):
 async def test_run_is_hidden_from_other_tenants(tmp_path):
     async with rig("a", settings=TENANTS, runs_dir=tmp_path) as fabric:
         one, two = fabric.http(KEY, operates=False), fabric.http(OTHER_KEY, operates=False)
-        await begin(one)
-        await ended(one)
+        await start_run(one)
+        await events_until_end(one)
         responses = [
             await two.get("/v1/scenarios/first"),
             await two.get("/v1/scenarios/first?stream=true"),
@@ -133,7 +133,7 @@ async def test_run_is_hidden_from_other_tenants(tmp_path):
         ]
         listed = (await two.get("/v1/scenarios")).json()["data"]
         operators = await fabric.http().get("/v1/scenarios/first")
-        await begin(two, yaml=OTHER_YAML, run="first")
+        await start_run(two, yaml=OTHER_YAML, run="first")
         own = (await one.get("/v1/scenarios/first")).json()
         of_one = {key for node in fabric.nodes.values() for key in node.memory}
     assert [code_of(response) for response in responses] == [(404, "run_not_found")] * 3
@@ -145,8 +145,8 @@ async def test_run_is_hidden_from_other_tenants(tmp_path):
 
 async def test_follower_resumes_after_last_event_id(tmp_path):
     async with rig("a", runs_dir=tmp_path) as fabric:
-        await begin(fabric.http())
-        whole = await ended(fabric.http())
+        await start_run(fabric.http())
+        whole = await events_until_end(fabric.http())
         async with following(fabric.http(), after=whole[4].id) as stream:
             rest = await stream.until("run.ended")
         async with following(fabric.http(), after="of-another-process-4") as stream:
@@ -159,7 +159,7 @@ async def test_restarted_router_resumes_run_without_repeating_turns(tmp_path):
     nodes = [FakeNode("node-a")]
     async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
         fabric["node-a"].does = replace(fabric["node-a"].does, first_delay_s=0.0)
-        await begin(fabric.http())
+        await start_run(fabric.http())
         async with following(fabric.http()) as stream:
             before = await stream.until("turn.ended")
             before += await stream.until("turn.ended")
@@ -168,15 +168,15 @@ async def test_restarted_router_resumes_run_without_repeating_turns(tmp_path):
     requests_count = len([r for r in nodes[0].requests if r.identity.agent])
     nodes[0].does.first_delay_s = 0.0
     async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
-        events = await ended(fabric.http())
+        events = await events_until_end(fabric.http())
         row = (await fabric.http().get("/v1/scenarios/first")).json()
-    async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:  # and one more, of what has ended
-        later = await ended(fabric.http())
+    async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:  # a third router, after the run's end
+        later = await events_until_end(fabric.http())
         assert (await fabric.http().get("/v1/scenarios/first")).json() == row
     assert row["state"] == "ended"
     assert turns_of(events) == turns_of(later) == ORDER
     turns_begun = [event for event in events if event.name == "turn.began"]
-    assert len(turns_begun) <= 3, "what the journal has is not asked again"
+    assert len(turns_begun) <= 3, "turns in the journal are not repeated"
     assert len(nodes[0].requests) - requests_count == len(turns_begun)
 
 
@@ -185,7 +185,7 @@ async def test_run_that_cannot_resume_reports_its_error(tmp_path):
     async with rig(nodes=nodes, settings=TENANTS, runs_dir=tmp_path) as fabric:
         fabric["node-a"].does.first_delay_s = 3600.0
         for key in (KEY, OTHER_KEY):
-            await begin(fabric.http(key))
+            await start_run(fabric.http(key))
         await until(lambda: len(nodes[0].requests) == 2)
         fabric.app.state.runs.stop()
     nodes[0].does.first_delay_s = 0.0
@@ -193,7 +193,7 @@ async def test_run_that_cannot_resume_reports_its_error(tmp_path):
         path.write_bytes(path.read_bytes() + b"{}\n")
     left = replace(TENANTS, api_keys={"one": KEY})
     async with rig(nodes=nodes, settings=left, runs_dir=tmp_path) as fabric:
-        events = await ended(fabric.http(KEY))
+        events = await events_until_end(fabric.http(KEY))
         states = {k[0]: r.row()["error"]["code"] for k, r in fabric.app.state.runs._runs.items()}
     assert events[-1].data["state"] == "failed"
     assert "line 2" in events[-1].data["message"]
@@ -211,29 +211,29 @@ async def test_list_names_the_shipped_scenarios(tmp_path):
 
 async def test_unreadable_run_is_replaced(tmp_path):
     async with rig("a", runs_dir=tmp_path) as fabric:
-        await begin(fabric.http())
-        await ended(fabric.http())
+        await start_run(fabric.http())
+        await events_until_end(fabric.http())
     (run_file,) = tmp_path.glob("*/run.json")
     run_file.write_text('{"format": 9}')
     async with rig("a", runs_dir=tmp_path) as fabric:
         assert (await fabric.http().get("/v1/scenarios")).json()["data"] == []
-        await begin(fabric.http())
-        assert turns_of(await ended(fabric.http())) == ORDER
+        await start_run(fabric.http())
+        assert turns_of(await events_until_end(fabric.http())) == ORDER
 
 
 async def test_cancelled_run_is_kept_and_can_resume(tmp_path):
     async with rig("a", runs_dir=tmp_path) as fabric:
         http, node = fabric.http(), fabric["node-a"]
         node.does.first_delay_s = 3600.0
-        await begin(http)
+        await start_run(http)
         await until(lambda: node.requests)
         async with following(http) as stream:
             cancelled = (await http.delete("/v1/scenarios/first")).json()
             events = await stream.until("run.ended")
         shown = (await http.get("/v1/scenarios/first")).json()
         node.does.first_delay_s = 0.0
-        await begin(http)
-        again = await ended(http)
+        await start_run(http)
+        again = await events_until_end(http)
     assert (cancelled["cancelled"], cancelled["deleted"]) == (True, False)
     assert events[-1].data["state"] == shown["state"] == "cancelled"
     assert shown["holds"] is None
@@ -244,7 +244,7 @@ async def test_queued_run_can_be_followed_and_cancelled(tmp_path, monkeypatch):
     nodes = [FakeNode("node-a")]
     nodes[0].does.first_delay_s = 3600.0
     async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
-        await begin(fabric.http())
+        await start_run(fabric.http())
         await until(lambda: nodes[0].requests)
         fabric.app.state.runs.stop()
     monkeypatch.setattr(module, "SCENARIO_RUNS_MAX", 0)
@@ -260,8 +260,10 @@ async def test_queued_run_can_be_followed_and_cancelled(tmp_path, monkeypatch):
 
 async def test_cold_arm_and_repeats_run_in_order(tmp_path):
     async with rig("a", runs_dir=tmp_path) as fabric:
-        started = await begin(fabric.http(), yaml=YAML, cold=True, repeat=2, set={"city": "Bergen"})
-        events = await ended(fabric.http(), started["id"])
+        started = await start_run(
+            fabric.http(), yaml=YAML, cold=True, repeat=2, set={"city": "Bergen"}
+        )
+        events = await events_until_end(fabric.http(), started["id"])
         shown = (await fabric.http().get(f"/v1/scenarios/{started['id']}")).json()
     arms = [
         (event.data["number"], event.data["arm"]) for event in events if event.name == "arm.began"
@@ -291,7 +293,7 @@ async def test_invalid_scenario_is_rejected_with_its_position(tmp_path):
         http = fabric.http()
         responses = [await http.post("/v1/scenarios", json=body) for body, *_ in cases]
         with_file = dict(cases[-1][0], files={"a.txt": "What is new"})
-        await begin(http, **with_file)
+        await start_run(http, **with_file)
     assert [code_of(each) for each in responses] == [(status, code) for _, status, code in cases]
     place = responses[0].json()["error"]["message"]
     assert place.startswith("scenario.yaml:10:14: phases[1].agents[0]: 'dany' is not an agent;")
@@ -301,13 +303,13 @@ async def test_invalid_scenario_is_rejected_with_its_position(tmp_path):
 
 
 async def test_scenario_text_is_parsed_off_the_event_loop(tmp_path, monkeypatch):
-    threads, events = [], ScenarioSource.read
+    threads, read = [], ScenarioSource.read
 
-    def noted(script):
+    def record_and_read(script):
         threads.append(threading.current_thread())
-        return events(script)
+        return read(script)
 
-    monkeypatch.setattr(ScenarioSource, "read", noted)
+    monkeypatch.setattr(ScenarioSource, "read", record_and_read)
     async with rig("a", runs_dir=tmp_path) as fabric:
         bomb = "scenario: [" + "a, " * 30_000 + "]"
         assert code_of(await fabric.http().post("/v1/scenarios", json={"yaml": bomb}))[0] == 400
@@ -337,22 +339,22 @@ async def test_active_runs_are_bounded_and_old_ones_are_evicted(tmp_path, monkey
     async with rig("a", settings=TENANTS, runs_dir=tmp_path) as fabric:
         one, two, node = fabric.http(KEY), fabric.http(OTHER_KEY), fabric["node-a"]
         node.does.first_delay_s = 3600.0
-        await begin(one, yaml=YAML)
+        await start_run(one, yaml=YAML)
         full = await one.post("/v1/scenarios", json={"yaml": OTHER_YAML})
-        await begin(two, yaml=YAML, run="kept")
+        await start_run(two, yaml=YAML, run="kept")
         node.does.first_delay_s = 0.0
         await two.delete("/v1/scenarios/kept")
         (row,) = (await one.get("/v1/scenarios")).json()["data"]
         await one.delete(f"/v1/scenarios/{row['id']}")
         for name in ("b", "c"):
-            await begin(one, yaml=YAML, run=name)
-            await ended(one, name)
+            await start_run(one, yaml=YAML, run=name)
+            await events_until_end(one, name)
         await until(lambda: len(fabric.app.state.runs._runs) == 2)
         left = [row["id"] for row in (await one.get("/v1/scenarios")).json()["data"]]
         kept = [row["id"] for row in (await two.get("/v1/scenarios")).json()["data"]]
     assert code_of(full) == (429, "too_many_runs")
     assert full.headers["retry-after"]
-    assert (left, kept) == (["c"], ["kept"]), "the tenant with most loses its oldest"
+    assert (left, kept) == (["c"], ["kept"]), "the tenant with most runs loses its oldest"
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -360,7 +362,7 @@ async def test_idle_run_stream_sends_keepalives(tmp_path, monkeypatch):
     monkeypatch.setattr("router.http.sse.STREAM_SILENCE_S", 0.02)
     async with rig("a", runs_dir=tmp_path) as fabric:
         fabric["node-a"].does.first_delay_s = 3600.0
-        await begin(fabric.http())
+        await start_run(fabric.http())
         async with following(fabric.http()) as stream:
             await stream.until("turn.began")
             with pytest.raises(TimeoutError):
@@ -375,7 +377,7 @@ async def test_idle_run_stream_sends_keepalives(tmp_path, monkeypatch):
 async def test_excess_followers_get_429(tmp_path, monkeypatch):
     monkeypatch.setattr("router.runs.run_log.SCENARIO_FOLLOWERS_MAX", 0)
     async with rig("a", runs_dir=tmp_path) as fabric:
-        await begin(fabric.http())
+        await start_run(fabric.http())
         response = await fabric.http().get("/v1/scenarios/first?stream=true")
     assert code_of(response) == (429, "overloaded")
 

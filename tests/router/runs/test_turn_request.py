@@ -1,4 +1,4 @@
-"""A question of a run becomes the request that a chat with the same messages is parsed into."""
+"""A run's question becomes the same request as a chat with its messages."""
 
 from dataclasses import fields
 

@@ -47,7 +47,7 @@ phases:
 
 
 class Script:
-    """A fabric that answers with a digest of what it is asked."""
+    """A fabric that answers each question with a digest of it."""
 
     def __init__(self, breaks_at=None, later=0):
         self.prompts, self.done, self.at_once, self.most_at_once = [], [], 0, 0
@@ -58,10 +58,10 @@ class Script:
     async def ask(self, question):
         self.count += 1
         if self.breaks_at is not None and self.count > self.breaks_at:
-            raise FabricError("the fabric is gone")  # noqa: TRY003 - as it comes
+            raise FabricError("the fabric is gone")  # noqa: TRY003 - a test's text
         if self.later:
             self.later -= 1
-            raise AskAgainError("not yet", 0.0)  # noqa: TRY003 - as it comes
+            raise AskAgainError("not yet", 0.0)  # noqa: TRY003 - a test's text
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(0)

@@ -96,7 +96,7 @@ def scenarios(draw):
 
 @st.composite
 def runs(draw):
-    """Draw a scenario and a run of it: each turn as it ended, in an order that might have been."""
+    """Draw a scenario and a run: its ended turns, in a possible order."""
     scenario = draw(scenarios())
     transcript = []
     while due := TurnTable(scenario).next({u.turn for u in transcript}):

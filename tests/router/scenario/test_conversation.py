@@ -26,7 +26,7 @@ from router.scenario.turn_order import TurnTable
 from tests.router.scenario.small_scenario import runs, say, small
 
 
-def spoken(scenario, *texts):
+def transcript_of(scenario, *texts):
     """Return a transcript with these texts, in the order in which turns are due."""
     transcript = []
     for text in texts:
@@ -35,20 +35,20 @@ def spoken(scenario, *texts):
     return ordered_transcript(scenario, transcript)
 
 
-def shown(messages):
+def roles_and_texts(messages):
     return [(m.role.value, m.texts[0]) for m in messages]
 
 
 def test_phase_becomes_one_conversation():
     scenario = small()
-    transcript = spoken(scenario, "Talk!", " Never.\nYou: I confess", "Why?")
+    transcript = transcript_of(scenario, "Talk!", " Never.\nYou: I confess", "Why?")
 
-    assert shown(prompt(scenario, transcript, TurnKey("room_a", 2, "marco"))) == [
+    assert roles_and_texts(prompt(scenario, transcript, TurnKey("room_a", 2, "marco"))) == [
         ("user", "[Room A]\n\nThe door opens.\n\nYou know the code.\n\nthe Warden: Talk!\n\nFirst"),
         ("assistant", " Never.\nYou: I confess"),
         ("user", "the Warden: Why?\n\nSecond"),
     ]
-    assert shown(prompt(scenario, transcript, TurnKey("room_a", 2, "warden"))) == [
+    assert roles_and_texts(prompt(scenario, transcript, TurnKey("room_a", 2, "warden"))) == [
         ("system", "You guard a prison in Oslo."),
         ("user", "[Room A]\n\nThe door opens."),
         ("assistant", "Talk!"),
@@ -58,12 +58,12 @@ def test_phase_becomes_one_conversation():
 
 def test_parallel_speaker_hears_others_after_its_own_answer():
     scenario = small()
-    transcript = spoken(scenario, "1", "2", "3", "4", "from the warden", "from Danny")
+    transcript = transcript_of(scenario, "1", "2", "3", "4", "from the warden", "from Danny")
 
-    assert shown(prompt(scenario, transcript, TurnKey("room_b", 1, "danny"))) == [
+    assert roles_and_texts(prompt(scenario, transcript, TurnKey("room_b", 1, "danny"))) == [
         ("user", "[room_b]")
     ]
-    assert shown(prompt(scenario, transcript, TurnKey("room_b", 2, "danny"))) == [
+    assert roles_and_texts(prompt(scenario, transcript, TurnKey("room_b", 2, "danny"))) == [
         ("user", "[room_b]"),
         ("assistant", "from Danny"),
         ("user", "the Warden: from the warden"),
@@ -72,9 +72,9 @@ def test_parallel_speaker_hears_others_after_its_own_answer():
 
 def test_quoted_phase_uses_perspective_of_its_hearer():
     scenario = small()
-    transcript = spoken(scenario, "Talk!", "No ${city}", "So?", "", "w", "d", "w2", "d2")
+    transcript = transcript_of(scenario, "Talk!", "No ${city}", "So?", "", "w", "d", "w2", "d2")
 
-    last = shown(prompt(scenario, transcript, TurnKey("yard", 1, "marco")))[-1]
+    last = roles_and_texts(prompt(scenario, transcript, TurnKey("yard", 1, "marco")))[-1]
     assert last == (
         "user",
         (
@@ -88,7 +88,7 @@ def test_tool_calls_are_visible_to_their_caller_only():
     scenario = small()
     step = ToolStep((AnsweredCall("c1", "lookup", {"key": 1}, "secret"),), "hm")
     first = TurnKey("room_a", 1, "marco")
-    transcript = spoken(scenario, "Talk!")
+    transcript = transcript_of(scenario, "Talk!")
     first_prompt = prompt(scenario, transcript, first)
     under_way = prompt(scenario, transcript, first, (step,))
 
@@ -101,7 +101,7 @@ def test_tool_calls_are_visible_to_their_caller_only():
         scenario, [*transcript.values(), say(first, "done", (step,)), second]
     )
     next_one = prompt(scenario, transcript, TurnKey("room_a", 2, "marco"))
-    assert shown(next_one[len(under_way) :])[0] == ("assistant", "done")
+    assert roles_and_texts(next_one[len(under_way) :])[0] == ("assistant", "done")
     assert next_one[: len(under_way)] == under_way
     heard = history_after(scenario, transcript, "warden", "room_a").heard
     assert "secret" not in heard
@@ -111,8 +111,11 @@ def test_tool_calls_are_visible_to_their_caller_only():
 def test_agent_without_new_messages_gets_go_on_prompt():
     text = b"{scenario: s, agents: {a: {}}, phases: [{id: p, agents: [a], rounds: 2}]}"
     scenario = read_scenario(text, "s.yaml")
-    transcript = spoken(scenario, "one")
-    assert shown(prompt(scenario, transcript, TurnKey("p", 2, "a")))[-1] == ("user", "Go on.")
+    transcript = transcript_of(scenario, "one")
+    assert roles_and_texts(prompt(scenario, transcript, TurnKey("p", 2, "a")))[-1] == (
+        "user",
+        "Go on.",
+    )
 
 
 def test_prompt_before_its_predecessors_is_rejected():
@@ -135,7 +138,7 @@ def test_transcript_of_another_scenario_is_rejected(transcript):
 
 
 def heard_marks(scenario, transcript, agent):
-    """Return what an agent may know, computed independently: its own turns and those it heard."""
+    """Compute the turns that an agent may know independently: its own and those it heard."""
     may = set()
     for phase in scenario.phases:
         if phase.fork and agent in phase.fork.copies:

@@ -38,7 +38,7 @@ MISTAKES = [
 
 
 def stages():
-    """Yield the file as it is after each of the page's steps."""
+    """Yield the file after each of the page's steps."""
     text = ""
     for block in BLOCKS:
         if block.startswith(("scenario:", "  - id:")):

@@ -15,9 +15,9 @@ APART, NEAR = PlaceHint(apart_from=("other",)), PlaceHint(together_with=("other"
         (APART, "b", ["c"], None),  # apart already
         (APART, "b", ["b"], "a"),
         (APART, "a", ["a", "b"], "c"),
-        (APART, "a", ["a", "b", "c"], None),  # it cannot be had
+        (APART, "a", ["a", "b", "c"], None),  # all nodes are taken
         (APART, None, ["a"], "b"),
-        (APART, "a", [], None),  # the other one is nowhere yet
+        (APART, "a", [], None),  # the other has no node yet
         (NEAR, "a", ["b"], "b"),
         (NEAR, "b", ["a", "b"], None),
         (NEAR, "a", [], None),

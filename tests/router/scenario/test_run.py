@@ -29,12 +29,12 @@ async def test_whole_run_performs_all_turns_and_actions(tmp_path):
     script, events = Script(), []
     run = await perform(tmp_path / "r.jsonl", script, events=events)
     assert len(run.state.transcript) == 6
-    assert script.most_at_once == 2, "who speaks in parallel is asked at once"
-    kinds = [what for what, *_ in script.done if what != "prefetch"]
+    assert script.most_at_once == 2, "parallel speakers are prompted concurrently"
+    kinds = [kind for kind, *_ in script.done if kind != "prefetch"]
     assert kinds == ["move", "erase", "fork", "erase", "fork", "direct"]
-    forks = {copy: to for what, _, copy, to, *_ in (d + (None,) * 3 for d in script.done)
-             if what == "fork"}  # fmt: skip
-    assert forks == {"scn.crew.r1.one": None, "scn.crew.r1.two": "b"}, "apart, as was wished"
+    forks = {copy: to for kind, _, copy, to, *_ in (d + (None,) * 3 for d in script.done)
+             if kind == "fork"}  # fmt: skip
+    assert forks == {"scn.crew.r1.one": None, "scn.crew.r1.two": "b"}, "apart, as requested"
     (direct,) = [done for done in script.done if done[0] == "direct"]
     assert "[cleared]" in direct[2]
     assert direct[1] == "scn.crew.lead"
@@ -67,7 +67,7 @@ async def test_resumed_run_repeats_no_turns(tmp_path, breaks_at):
     assert texts_of(run) == texts_of(whole)
     questions = [(agent, len(messages)) for agent, messages in first.prompts + again.prompts]
     once = {name for name in questions if questions.count(name) == 1}
-    # Who spoke beside the one that failed may have been asked without its answer being noted.
+    # A turn in parallel with the failed one may have run without a journal entry.
     assert len(questions) - len(once) <= 2
     ops = [done[-1] for done in again.done if done[0] in ("fork", "direct")]
     assert not {done[-1] for done in first.done if done[0] == "direct"} & set(ops)
@@ -98,7 +98,7 @@ async def test_unavailable_fabric_is_retried(tmp_path):
 async def test_cold_run_erases_speakers_before_each_phase(tmp_path):
     script = Script()
     run = await perform(tmp_path / "r.jsonl", script, begins_cold=True)
-    erased = [agent for what, agent, *_ in script.done if what == "erase"]
+    erased = [agent for kind, agent, *_ in script.done if kind == "erase"]
     assert erased == ["scn.crew.lead", "scn.crew.r1.one", "scn.crew.r1.two"] * 3
     assert not [done for done in script.done if done[0] in ("fork", "prefetch", "direct")]
     assert texts_of(run) == texts_of(await perform(tmp_path / "warm.jsonl", Script()))
@@ -120,8 +120,8 @@ async def test_cold_run_keeps_agents_of_a_running_phase(tmp_path, turn):
     script = Slow()
     await perform(tmp_path / "r.jsonl", script, begins_cold=True, raw=ROOMS)
     for agent in ("scn.crew.first", "scn.crew.second"):
-        kinds = [what for what, who, *_ in script.done if who == agent]
-        assert kinds[-2:] == ["ask"] * 2, "what it heard in its phase stays"
+        kinds = [kind for kind, name, *_ in script.done if name == agent]
+        assert kinds[-2:] == ["ask"] * 2, "its memory of the phase is kept"
     assert script.done.count(("erase", "scn.crew.other")) == 3
 
 
@@ -139,7 +139,7 @@ async def test_report_has_each_agent_of_each_phase(tmp_path):
     found = {(row.phase, row.agent): row for row in rows(warm.state)}
     assert list(found) == [("read", "lead"), ("review", "one"), ("review", "two"),
                            ("decide", "lead")]  # fmt: skip
-    assert found["read", "lead"].answers == 2, "one of them called a tool"
+    assert found["read", "lead"].answers == 2, "one of the two called a tool"
     assert found["read", "lead"].moved_bytes == 10
     assert 0.4 < found["review", "one"].cached_share <= 0.5
     found = list(savings(warm.state, cold.state))

@@ -1,4 +1,4 @@
-"""Agents of a run: their edits, which nodes may lose, and their end."""
+"""Agents of a run: edits lost by nodes, and erasure at the end."""
 
 import asyncio
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Forgetful(Script):
-    """Loses all directives as agents answer, `losses` times."""
+    """A fabric that loses all directives during its first `losses` answers."""
 
     def __init__(self, losses):
         super().__init__()
@@ -75,11 +75,11 @@ async def test_fork_regains_only_its_inherited_edits(tmp_path):
 async def test_rejected_edits_and_forks_do_not_end_the_run(tmp_path):
     class Dead(Script):
         async def fork(self, source, copy, to, op):
-            raise AskAgainError("its process is dead", 0.0)  # noqa: TRY003 - as it comes
+            raise AskAgainError("its process is dead", 0.0)  # noqa: TRY003 - a test's text
 
         async def direct(self, agent, items, op):
             if self.count < 7:
-                raise AskAgainError("its process is dead", 0.0)  # noqa: TRY003 - as it comes
+                raise AskAgainError("its process is dead", 0.0)  # noqa: TRY003 - a test's text
             await super().direct(agent, items, op)
 
     script, events = Dead(), []
@@ -94,11 +94,11 @@ async def test_rejected_edits_and_forks_do_not_end_the_run(tmp_path):
 
 
 class LostNode(Script):
-    """Has lost the node of `lead`, without a replica, until the agent takes a turn."""
+    """A fabric whose node of `lead` is lost, without a replica, until the agent's next turn."""
 
     def __init__(self, spoken_before, *, held=()):
         super().__init__()
-        self.spoken_before = spoken_before  # answers of the fabric before the node is lost
+        self.spoken_before = spoken_before  # answers before the node is lost
         self.attempts = 0
         self.held["scn.crew.lead"] = set(held)
 
@@ -106,7 +106,7 @@ class LostNode(Script):
         is_lost = agent == "scn.crew.lead" and self.count == self.spoken_before
         if is_lost:
             self.attempts += 1
-            raise MemoryLostError("its node is lost", 0.0)  # noqa: TRY003 - as it comes
+            raise MemoryLostError("its node is lost", 0.0)  # noqa: TRY003 - a test's text
 
     async def fork(self, source, copy, to, op):
         self.require_owner(source)
@@ -222,4 +222,4 @@ def test_runs_of_same_name_have_distinct_operations(tmp_path):
         ops.append([done[-1] for done in script.done if done[0] in ("fork", "direct")])
     assert len(ops[0]) == len(ops[1]) == 3
     assert not set(ops[0]) & set(ops[1])
-    assert ops[2] == [], "the same run goes on: nothing is left to do"
+    assert ops[2] == [], "the same run: nothing is left to do"

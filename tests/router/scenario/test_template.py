@@ -1,4 +1,4 @@
-"""Places in texts are found once, in the author's text only."""
+"""Placeholders are filled once, in the author's text only."""
 
 import pytest
 from hypothesis import given

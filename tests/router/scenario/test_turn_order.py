@@ -31,16 +31,18 @@ def walk(scenario):
 
 
 def by_definition(scenario, ended):
-    """Yield what may run: the first open turn of each phase that has begun, or its round's."""
-    left = {
+    """Yield the turns that may run: the first open turn of each begun phase, or its round's."""
+    open_turns = {
         p.id: [t for n, s in p.turns if (t := TurnKey(p.id, n, s)) not in ended]
         for p in scenario.phases
     }
     for phase in scenario.phases:
-        if left[phase.id] and not any(left[name] for name in earlier_phases(scenario)[phase.id]):
-            first = left[phase.id][0]
-            together = [turn for turn in left[phase.id] if turn.round == first.round]
-            yield from together if phase.order == "parallel" else [first]
+        if open_turns[phase.id] and not any(
+            open_turns[name] for name in earlier_phases(scenario)[phase.id]
+        ):
+            first = open_turns[phase.id][0]
+            of_round = [turn for turn in open_turns[phase.id] if turn.round == first.round]
+            yield from of_round if phase.order == "parallel" else [first]
 
 
 def test_turns_run_in_sequence_or_in_parallel():

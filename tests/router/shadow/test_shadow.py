@@ -1,4 +1,4 @@
-"""Stored responses and runs that the active router acknowledged are there after a takeover."""
+"""Responses and runs that the active router acknowledged survive a takeover."""
 
 import asyncio
 import json
@@ -41,42 +41,42 @@ async def streamed(router, text):
     return json.loads(lines[-1].removeprefix("data: "))["response"]
 
 
-async def follows(made):
-    """Wait until the standby has asked the active router once."""
-    one = made.routers[0]
+async def wait_for_follower(fabric):
+    """Wait until the standby has polled the active router once."""
+    one = fabric.routers[0]
     await until(lambda: one.app.state.log.is_followed)
 
 
 async def test_responses_survive_their_router(tmp_path):
-    async with pair(folder=tmp_path) as (made, one, two):
-        await follows(made)
+    async with pair(folder=tmp_path) as (fabric, one, two):
+        await wait_for_follower(fabric)
         first = await respond(one, "the cat sat")
-        assert two.app.state.stored.names() == [f"one/{first['id']}"], "before the client heard"
+        assert two.app.state.stored.names() == [f"one/{first['id']}"], "copied before the reply"
         second = await streamed(two, "by way of the standby")
         assert len(two.app.state.stored.names()) == 2
-        gone = await respond(one, "nobody keeps this")
-        deleted = await one.http.delete(f"/v1/responses/{gone['id']}", headers=AUTH)
+        unwanted = await respond(one, "nobody keeps this")
+        deleted = await one.http.delete(f"/v1/responses/{unwanted['id']}", headers=AUTH)
         assert deleted.status_code == 200
         assert one.app.state.log.unshared_count == 0
-        await made.stop(one)
+        await fabric.stop(one)
         await until(lambda: two.keeper.is_active)
         for response in (first, second):
             kept = await two.http.get(f"/v1/responses/{response['id']}", headers=AUTH)
             assert kept.json() == response
-        lost = await two.http.get(f"/v1/responses/{gone['id']}", headers=AUTH)
+        lost = await two.http.get(f"/v1/responses/{unwanted['id']}", headers=AUTH)
         assert lost.status_code == 404
         after = await respond(two, "on the mat", previous_response_id=first["id"])
         assert after["previous_response_id"] == first["id"]
-        served = [node.requests[-1] for node in made.nodes.values() if node.requests]
-        sent = b"".join(map(dump_json, served))
-        assert b"the cat sat" in sent, "the conversation goes on"
+        served = [node.requests[-1] for node in fabric.nodes.values() if node.requests]
+        prompts = b"".join(map(dump_json, served))
+        assert b"the cat sat" in prompts, "the conversation continues"
 
 
-async def test_a_standby_that_starts_later_gets_all_and_forgets_what_goes(tmp_path):
-    async with pair(folder=tmp_path) as (made, one, two):
-        await follows(made)
+async def test_later_standby_copies_everything_and_drops_deletions(tmp_path):
+    async with pair(folder=tmp_path) as (fabric, one, two):
+        await wait_for_follower(fabric)
         kept = await respond(one, "the cat sat", metadata={"a": "b"})
-        three = await made.start()
+        three = await fabric.start()
         await until(lambda: f"one/{kept['id']}" in three.app.state.stored.names())
         await one.http.delete(f"/v1/responses/{kept['id']}", headers=AUTH)
         for router in (two, three):
@@ -84,25 +84,25 @@ async def test_a_standby_that_starts_later_gets_all_and_forgets_what_goes(tmp_pa
 
 
 async def test_a_run_goes_on_after_a_takeover(tmp_path):
-    async with pair(folder=tmp_path) as (made, one, two):
-        await follows(made)
-        for node in made.nodes.values():
+    async with pair(folder=tmp_path) as (fabric, one, two):
+        await wait_for_follower(fabric)
+        for node in fabric.nodes.values():
             node.does.first_delay_s = 0.3
         begun = await one.http.post(
             "/v1/scenarios", json={"yaml": SCENARIO, "run": "first"}, headers=AUTH
         )
         assert begun.status_code == 202, begun.text
         copied = {path.name for path in (tmp_path / "runs-1").glob("*/*")}
-        assert {"run.json", "script.json"} <= copied, "before the client heard"
-        await made.stop(one)
+        assert {"run.json", "script.json"} <= copied, "copied before the reply"
+        await fabric.stop(one)
         await until(lambda: two.keeper.is_active)
-        for node in made.nodes.values():
+        for node in fabric.nodes.values():
             node.does.first_delay_s = 0.0
 
-        async def shown():
+        async def run_row():
             return (await two.http.get("/v1/scenarios/first", headers=AUTH)).json()
 
-        while (row := await shown())["state"] == "running":  # noqa: ASYNC110 - asked by HTTP
+        while (row := await run_row())["state"] == "running":  # noqa: ASYNC110 - polls by HTTP
             await asyncio.sleep(0.05)
         assert (row["state"], row["turns"]) == ("ended", {"done": 6, "total": 6}), row
         removed = await two.http.delete("/v1/scenarios/first", headers=AUTH)
@@ -110,14 +110,14 @@ async def test_a_run_goes_on_after_a_takeover(tmp_path):
 
 
 async def test_an_answer_waits_for_no_standby_that_hangs(tmp_path):
-    async with pair(folder=tmp_path) as (made, one, two):
-        await follows(made)
+    async with pair(folder=tmp_path) as (fabric, one, two):
+        await wait_for_follower(fabric)
 
         async def hang():
             await asyncio.sleep(3600)
 
         with mock.patch.object(two.app.state.follower, "round", hang):
-            one.app.state.log._heard_s += 1e9  # it counts as there for as long as it is asked
+            one.app.state.log._requested_s += 1e9  # its last poll counts as recent
             await respond(one, "the cat sat")
         assert one.app.state.log.unshared_count == 1
 
@@ -164,17 +164,17 @@ async def test_copies_are_complete_up_to_the_version_they_acknowledge(tmp_path):
     for number in range(5):
         store.put(f"t/{number}", "x" * 40)
     log.note_gone("t/9")
-    asked, copied = FollowRequest(), set()
+    request, copied = FollowRequest(), set()
     with mock.patch("router.shadow.exchange.SHADOW_BYTES_MAX", 50):
         while True:
-            answer = await api._news(asked)
+            answer = await api._news(request)
             copied |= set(answer.items)
-            asked = FollowRequest(answer.life, answer.version)
+            request = FollowRequest(answer.life, answer.version)
             if not answer.has_more:
                 break
             assert len(copied) >= sum(log.version_of(n) <= answer.version for n in store.texts)
     assert copied == {store.encoded(name) for name in store.texts}
-    assert asked.version == log.version
+    assert request.version == log.version
 
 
 async def test_a_version_is_acknowledged_with_all_of_its_files(tmp_path):
@@ -192,7 +192,7 @@ async def test_a_version_is_acknowledged_with_all_of_its_files(tmp_path):
     assert (rest.version, rest.has_more, len(rest.files)) == (log.version, False, 1)
 
 
-def test_run_files_are_copied_by_what_was_appended(tmp_path):
+def test_run_files_are_copied_by_appended_parts(tmp_path):
     source, copy = RunFiles(tmp_path / "one"), RunFiles(tmp_path / "two")
     folder = tmp_path / "one" / "abc"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A modelled node against closed forms, and against what a real node's schedule promises."""
+"""A modelled node against closed forms and the guarantees of a real node's schedule."""
 
 import random
 from statistics import fmean

@@ -17,7 +17,7 @@ THREE_EQUAL = fleet(*(node(name, prefill_tokens_per_s=512.0) for name in ("a", "
 
 
 def burst(tmp_path, apart_ms=0):
-    """Return a trace of agents with one beginning, asked at the same moment or one by one."""
+    """Return a trace of agents with one beginning, at the same moment or one by one."""
     rows = [
         {
             "timestamp": agent * apart_ms,
@@ -65,7 +65,7 @@ def test_head_is_computed_where_the_link_is_slow(tmp_path):
 
 
 def test_node_computes_a_head_whose_fetch_would_take_longer(tmp_path):
-    """The router knows the nominal rate; the nodes know better."""
+    """The router knows the nominal rate, the nodes the real one."""
     slow, on = Conditions(slow_links=1_000.0), THREE_EQUAL.with_link_mbit(10_000)
     run, outcome = played(burst(tmp_path), on=on, conditions=slow)
 
@@ -92,7 +92,7 @@ def test_waiting_turns_compute_the_head_of_a_lost_lender(tmp_path):
 
 
 def test_second_fetch_of_a_beginning_is_detected(monkeypatch, tmp_path):
-    """The planted fault: turns do not join what is on its way."""
+    """The injected fault: turns do not join a fetch in progress."""
     monkeypatch.setattr(HeadFetches, "_joinable", lambda *_: None)
     with pytest.raises(AssertionError):
         test_concurrent_agents_compute_one_head_on_three_nodes(tmp_path)

@@ -1,4 +1,4 @@
-"""The placement of before: owners keep their agents, and only first turns are placed."""
+"""The earlier placement: owners keep their agents, and only first turns are placed."""
 
 import json
 
@@ -32,7 +32,7 @@ def row(at_s, session, first, blocks, more=()):
 
 
 def test_owner_with_a_queue_keeps_its_agent(tmp_path):
-    """The agent's node has 100 s of other prompts; the idle twin could have it in a second."""
+    """The agent's node has 100 s of other prompts; its idle twin could take over in a second."""
     rows = [row(0, "alice", 0, 16)]
     rows += [row(20, f"other-{n}", 1_000 * (n + 1), 96) for n in range(5)]
     rows.append(row(23, "alice", 0, 16, more=range(90_000, 90_008)))
@@ -49,11 +49,11 @@ def test_stays_are_booked_with_no_work():
     ledger, booked = run.router.fleet.ledger, []
     begin = ledger.begin
 
-    def noted(node, prefill_s, *, cold):
+    def record_and_begin(node, prefill_s, *, cold):
         booked.append(prefill_s)
         return begin(node, prefill_s, cold=cold)
 
-    ledger.begin = noted
+    ledger.begin = record_and_begin
     outcome = run.play()
 
     assert len([each for each in booked if each > 0]) == 8, "one for each new agent"

@@ -44,25 +44,25 @@ def means(files, policy):
     return runs
 
 
-def rows(shown, heading):
+def rows(output, title):
     """Return the rows of a table by their first cells."""
-    lines = shown[shown.index(heading) :].split("\n\n")[1 if heading.startswith("##") else 0]
+    lines = output[output.index(title) :].split("\n\n")[1 if title.startswith("##") else 0]
     cells = [[c.strip() for c in line.split("|")[1:-1]] for line in lines.splitlines()]
     return cells[0], {tuple(row[:2]): row for row in cells[2:]}
 
 
 def test_files_are_joined_to_one_table_per_link(files, capsys):
     main([str(file) for file in files])
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
 
     ours, theirs = means(files[:2], "seconds"), means(files[:2], "sticky")
-    columns, slow = rows(shown, "## Links of 1 Gbit/s")
+    columns, slow = rows(output, "## Links of 1 Gbit/s")
     assert columns[6:] == ["owner-always", "sticky", "dynamo-tuned"]
     row = slow["W6", "90%"]
     assert row[2] == f"{(ours[0.9, 1] + ours[0.9, 2]) / 2:.2f}"
     ratio = (theirs[0.9, 1] / ours[0.9, 1] * theirs[0.9, 2] / ours[0.9, 2]) ** 0.5
     assert row[7].startswith(f"{ratio:.2f} (")
-    _, fast = rows(shown, "## Links of 10 Gbit/s")
+    _, fast = rows(output, "## Links of 10 Gbit/s")
     faster = means(files[2:], "seconds")
     ratio = (theirs[0.9, 1] / faster[0.9, 1] * theirs[0.9, 2] / faster[0.9, 2]) ** 0.5
     assert fast["W6", "90%"][7].startswith(f"{ratio:.2f} (")
@@ -94,8 +94,8 @@ def test_gains_are_means_over_loads(files, capsys):
 
 def test_commands_and_hashes_of_files_are_printed(files, capsys):
     main([str(file) for file in files])
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
 
     for file in files:
         command = json.loads(file.read_text())["command"]
-        assert f"{command} {hashlib.sha256(file.read_bytes()).hexdigest()}" in shown
+        assert f"{command} {hashlib.sha256(file.read_bytes()).hexdigest()}" in output

@@ -46,7 +46,7 @@ def test_turn_waiting_for_prefix_holds_no_memory():
 
 
 def test_wait_for_prefix_is_bounded_by_computing_it():
-    """The first turn computes its long own part between; who waits computes the rest itself."""
+    """Another long prompt delays the prefix; the waiting turn computes the rest itself."""
     one = OneNode(node(decode_tokens_per_s=FAST_DECODE))
     one.ask(0.0, "other", prompt((9, 30_000)))
     one.ask(0.1, "leads", prompt((1, HEAD), (2, OWN)))
@@ -68,7 +68,7 @@ def test_prefix_of_another_turn_is_loaded_from_disk():
 
 
 def test_prematurely_visible_blocks_are_detected(monkeypatch):
-    """The planted fault: a prompt's blocks are visible as soon as its turn gets its memory."""
+    """The injected fault: a prompt's blocks are visible as soon as its turn has memory."""
     start = node_cache.NodeCache.reserve
 
     def publish_too_early(self, agent, tokens, *, is_alone):
@@ -89,15 +89,15 @@ def test_blocks_of_running_answer_appear_one_by_one():
     block_s = 256 * 36_864 / 1e9 * 20
     other = prompt((1, 2_560), (2, 512))
 
-    def seen(after_s):
+    def visible_tokens(after_s):
         return cache.look_up("b", other, 10.0 + after_s).tokens
 
-    assert seen(0.2) == 0
-    assert seen(0.25) == 256
-    assert seen(0.25 + 1.01 * block_s) == 512
-    assert seen(1e6) == 2_560
+    assert visible_tokens(0.2) == 0
+    assert visible_tokens(0.25) == 256
+    assert visible_tokens(0.25 + 1.01 * block_s) == 512
+    assert visible_tokens(1e6) == 2_560
     cache.end_answer("a")
-    assert seen(1e6) == 0
+    assert visible_tokens(1e6) == 0
 
 
 def test_own_cache_is_reused_by_token_and_foreign_cache_by_block():

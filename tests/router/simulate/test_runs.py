@@ -31,8 +31,8 @@ FAULTS = {
 }
 
 
-def books_are_empty(run):
-    """Nothing is left of ended turns: no booking, no reservation, no running cache."""
+def assert_nothing_is_left(run):
+    """Check that ended turns leave no booking, no reservation and no running cache."""
     ledger, directory = run.router.fleet.ledger, run.router.fleet.directory
     for name, machine in run.machines.items():
         assert ledger.turns(name) == 0
@@ -54,7 +54,7 @@ def test_every_turn_is_answered_once(policy, faults):
     assert len(counters.ttft_s) == outcome.turns
     assert min(counters.ttft_s) > 0
     assert outcome.retried > 0 if faults == "all lost" else "lost" in faults or not outcome.retried
-    books_are_empty(run)
+    assert_nothing_is_left(run)
 
 
 def test_turn_answered_twice_is_detected():
@@ -71,7 +71,7 @@ def test_turn_answered_twice_is_detected():
 
 
 def test_unanswered_turn_is_detected(monkeypatch):
-    """The planted fault: clients do not repeat turns whose node was lost."""
+    """The injected fault: clients do not repeat turns whose node was lost."""
     monkeypatch.setattr("router.simulate.run.STALLED_S", 600.0)
     faults = FAULTS["all lost"]
     run = workload_run("W1", sessions=12, load=2.0, conditions=Conditions(faults=faults))
@@ -137,7 +137,7 @@ def test_equal_nodes_get_equal_shares():
 
 
 def test_policies_produce_different_results():
-    """Each policy decides differently somewhere: no two have the same figures."""
+    """Each policy makes some decisions of its own, so no two have the same figures."""
     names = [name for name in policy_names() if not name.startswith(("router", "dynamo-tuned"))]
     figures, on = {}, THREE.with_link_mbit(10_000)
     for name in names:
@@ -174,7 +174,7 @@ LARGE_FLEET = SimulateRequest(
 
 
 def simulate_json(request, hash_seed):
-    """Run the program in a process of its own; return its bytes."""
+    """Run the simulator in a separate process; return its output."""
     environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "router.simulate", json.dumps(request.as_plain())]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from fabric.errors import RejectedError
 from router.simulate import report
 from router.simulate.__main__ import main
-from router.simulate.catalog import DYNAMO_SCALES, WORKLOADS, policy_named, workload_named
+from router.simulate.catalog import DYNAMO_SCALES, WORKLOADS, find_policy, find_workload
 from router.simulate.chart import draw
 from router.simulate.faults import FaultKind, parse_factors, parse_fault, require_nodes
 from router.simulate.fleet_file import parse_fleet, read_fleet, shipped_names
@@ -106,7 +106,7 @@ def test_every_workload_ends(name):
 
 
 def test_solved_hit_rate_is_reached():
-    """W9: on a fleet that forgets nothing, the cached share is the one solved for.
+    """W9: on a fleet that evicts nothing, the cached share is the one solved for.
 
     The common beginning of the first session is computed once, and others' caches are found by
     whole blocks.
@@ -123,7 +123,7 @@ def test_impossible_hit_rate_is_rejected():
 
 @pytest.mark.parametrize("load", [0.25, 0.5])
 def test_load_is_a_share_of_node_capacity(load):
-    """A fleet of one node is busy for about the share of time that was asked for."""
+    """A fleet of one node is busy for about the requested share of time."""
     outcome = workload_run("W9", "sticky", sessions=150, load=load, on=fleet(node())).play()
 
     assert load * 0.8 < outcome.busy_share < load * 1.6
@@ -170,9 +170,9 @@ def test_invalid_factors_are_rejected(text):
 
 def test_unknown_names_are_rejected_with_suggestions():
     with pytest.raises(RejectedError, match="did you mean 'sticky'"):
-        policy_named("stiky")
+        find_policy("stiky")
     with pytest.raises(RejectedError, match="known: W1"):
-        workload_named("X")
+        find_workload("X")
     with pytest.raises(RejectedError, match="no node 'b'"):
         require_nodes([parse_fault("lose:b@1")], ["a"])
 
@@ -189,7 +189,7 @@ def test_interval_matches_known_values():
 
 
 def test_ratios_are_paired_by_seed():
-    """Seeds differ tenfold, and one policy takes twice as long on each: no uncertainty is left."""
+    """Seeds differ tenfold, but one policy takes twice as long on each: no uncertainty is left."""
     found = ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
 
     assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))

@@ -30,7 +30,7 @@ def row(blocks, out=10, **more):
 
 
 def played(rows, **more):
-    """Play a trace; return when each turn was asked, by agent, and the run."""
+    """Play a trace; return agent and time of each turn, and the outcome."""
     run = SimulatedRun(THREE, "seconds", 1, arrivals_of(rows, **more))
     turns, ask = [], run.dispatcher.ask
 

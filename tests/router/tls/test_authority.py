@@ -42,7 +42,7 @@ def contexts(folder, server, client, trusted_by_server, trusted_by_client):
 
 
 def handshake(server, client, name):
-    """Shake hands in memory; raise what either end says."""
+    """Perform a handshake in memory; raise the error of either end."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         server.wrap_bio(to_server, to_client, server_side=True),

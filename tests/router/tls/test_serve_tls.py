@@ -1,4 +1,4 @@
-"""A router's port with certificates, as a user sets it up and talks to it."""
+"""A router's port with certificates, as users configure and call it."""
 
 import asyncio
 import ssl
@@ -56,7 +56,7 @@ async def serving(keys, settings):
     async def roster():
         return {"node-a": node}
 
-    listeners = listen("127.0.0.1", 0)  # what a test may reach; the settings say another host
+    listeners = listen("127.0.0.1", 0)  # reachable by tests, unlike the host of the settings
     task = asyncio.create_task(
         serve_roster(
             settings,
@@ -70,7 +70,7 @@ async def serving(keys, settings):
     try:
         await asyncio.wait({task, ready}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
-            task.result()  # raise what ended it
+            task.result()  # raise the error that ended it
         yield ready.result()
     finally:
         task.cancel()

@@ -27,7 +27,7 @@ def queue(fabric, name, seconds=QUEUE_S):
 
 
 async def begin(fabric, agent="alice", text="hello"):
-    """Have an agent's first turn, and wait until its node has listed it."""
+    """Take an agent's first turn, and wait until its node has listed the agent."""
     answer = await fabric.chat(text, agent=agent)
     assert answer.status_code == 200
     await fabric.fleet.membership.refresh(relist=True)
@@ -53,7 +53,7 @@ async def test_agent_moves_to_idle_twin_with_its_cache_and_stays():
         nodes = [answer.headers["x-macfabric-node"] for answer in answers]
         assert nodes == [other_of(home)] * 5
         assert int(answers[0].headers["x-macfabric-cached-tokens"]) > 0
-        assert fabric.fleet.directory.owner(KEY).epoch == 2, "it moved once"
+        assert fabric.fleet.directory.owner(KEY).epoch == 2, "the agent moved once"
 
 
 async def test_agent_does_not_bounce_between_queues():

@@ -1,4 +1,4 @@
-"""A beginning that a node is about to compute counts for turns that are placed meanwhile."""
+"""A prefix that a node is about to compute counts for turns that are placed meanwhile."""
 
 import asyncio
 
@@ -32,14 +32,14 @@ def request(number, *, kind=IdentityKind.AGENT, text=SYSTEM, tenant=TENANT):
     )
 
 
-def found(fabric, turn):
+def cached_shares(fabric, turn):
     """Return the share of a turn's prompt that each node has, or is about to have."""
     prefixes = snapshots.of_turn(fabric.fleet, turn).prefixes
     assert all(prefix.agent is None for prefix in prefixes), "no conversation is continued"
     return {prefix.node: prefix.share for prefix in prefixes}
 
 
-async def sent(fabric, turn):
+async def send(fabric, turn):
     """Send a turn whose node does not answer yet; return its task."""
     count = sum(len(node.requests) for node in fabric.nodes.values())
     task = asyncio.create_task(fabric.services.turns.open(turn))
@@ -47,42 +47,42 @@ async def sent(fabric, turn):
     return task
 
 
-async def ended(*tasks):
+async def cancel(*tasks):
     for task in tasks:
         task.cancel()
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_simultaneous_agents_go_where_their_prefix_is_computed():
-    """They go there although the other node is idle."""
+    """The agents go there although the other node is idle."""
     async with rig("ab", tended=False) as fabric:
         fabric[FAST].view_changes = {"prefill_tokens_per_s": 400.0, "decode_tokens_per_s": 50.0}
         fabric[SLOW].view_changes = {"prefill_tokens_per_s": 40.0, "decode_tokens_per_s": 5.0}
         await fabric.fleet.membership.refresh()
         for node in fabric.nodes.values():
             node.does.hang = True
-        tasks = [await sent(fabric, request(number)) for number in range(COUNT)]
+        tasks = [await send(fabric, request(number)) for number in range(COUNT)]
         assert [len(fabric[name].requests) for name in (FAST, SLOW)] == [COUNT, 0]
         alone_s = request(0).prompt.tokens_estimate / 400
         assert fabric.fleet.ledger.prefill_s(FAST) < 1.5 * alone_s, "computed once, and the tails"
-        await ended(*tasks)
-        assert found(fabric, request(99)) == {}, "none is computed any more"
+        await cancel(*tasks)
+        assert cached_shares(fabric, request(99)) == {}, "no prefix is being computed"
 
 
 async def test_pending_prefix_excludes_refused_turns_and_other_tenants():
     async with rig("a", tended=False) as fabric:
         fabric[FAST].does.hang = True
-        tasks = [await sent(fabric, request(1))]
-        assert found(fabric, request(2))[FAST] > 0.9
-        assert found(fabric, request(2, kind=IdentityKind.CONTENT))[FAST] > 0.9
-        assert found(fabric, request(1, kind=IdentityKind.CONTENT))[FAST] == 1.0
-        assert found(fabric, request(2, tenant=TenantId("other"))) == {}
-        await ended(*tasks)
+        tasks = [await send(fabric, request(1))]
+        assert cached_shares(fabric, request(2))[FAST] > 0.9
+        assert cached_shares(fabric, request(2, kind=IdentityKind.CONTENT))[FAST] > 0.9
+        assert cached_shares(fabric, request(1, kind=IdentityKind.CONTENT))[FAST] == 1.0
+        assert cached_shares(fabric, request(2, tenant=TenantId("other"))) == {}
+        await cancel(*tasks)
         fabric[FAST].does.hang = False
         fabric[FAST].does.refuse = OverloadedError("full")
         with pytest.raises(OverloadedError):
             await fabric.services.turns.open(request(1))
-        assert found(fabric, request(2)) == {}
+        assert cached_shares(fabric, request(2)) == {}
 
 
 async def test_pending_prefix_expires(monkeypatch):
@@ -90,14 +90,14 @@ async def test_pending_prefix_expires(monkeypatch):
     monkeypatch.setattr(attempts, "COMING_FACTOR", 0.0)
     async with rig("a", tended=False) as fabric:
         fabric[FAST].does.hang = True
-        task = await sent(fabric, request(1))
-        await until(lambda: not found(fabric, request(2)))
-        await ended(task)
+        task = await send(fabric, request(1))
+        await until(lambda: not cached_shares(fabric, request(2)))
+        await cancel(task)
 
 
 async def test_admitted_prompt_is_indexed_under_its_agent():
     async with rig("a", tended=False) as fabric:
         opened = await fabric.services.turns.open(request(1))
-        assert found(fabric, request(2))[FAST] > 0.9
+        assert cached_shares(fabric, request(2))[FAST] > 0.9
         assert len(fabric.fleet.sketches) == 1
         await opened.close()

@@ -1,4 +1,4 @@
-"""Decisions of placement as operators see them, over fake nodes, and as traces."""
+"""Placement decisions as operators see them, over fake nodes, and as traces."""
 
 import json
 from dataclasses import fields
@@ -29,21 +29,21 @@ PATH = "/v1/placement/decisions"
 LONG = "A sentence of the beginning that all of them have. " * 60
 
 
-async def rows_of(made, query=""):
-    answer = await made.http().get(PATH + query)
+async def rows_of(fabric, query=""):
+    answer = await fabric.http().get(PATH + query)
     assert answer.status_code == 200
     return answer.json()["data"]
 
 
 async def test_entries_have_the_terms_and_the_outcome_newest_first():
-    async with rig("ab") as made:
-        made["node-a"].view_changes = {"prefill_tokens_per_s": 1_000.0}
-        made["node-b"].view_changes = {"prefill_tokens_per_s": 400.0}
-        await made.fleet.membership.refresh()
-        first = await made.chat(LONG, agent="alice")
-        await made.chat(LONG, "x", "and now?", agent="alice")
-        stay, begin = await rows_of(made)
-        newest = await rows_of(made, "?limit=1")
+    async with rig("ab") as fabric:
+        fabric["node-a"].view_changes = {"prefill_tokens_per_s": 1_000.0}
+        fabric["node-b"].view_changes = {"prefill_tokens_per_s": 400.0}
+        await fabric.fleet.membership.refresh()
+        first = await fabric.chat(LONG, agent="alice")
+        await fabric.chat(LONG, "x", "and now?", agent="alice")
+        stay, begin = await rows_of(fabric)
+        newest = await rows_of(fabric, "?limit=1")
 
     assert (begin["how"], stay["how"]) == ("recompute", "stay")
     assert {begin["node"], stay["served_by"]} == {first.headers["x-macfabric-node"]}
@@ -54,17 +54,17 @@ async def test_entries_have_the_terms_and_the_outcome_newest_first():
     assert (begin["outcome"], begin["completion_tokens"] > 0) == ("ok", True)
     assert 0 <= begin["admitted_s"] <= begin["first_token_s"] <= begin["ended_s"]
     assert stay["cached_tokens"] > 0
-    assert "alice" not in json.dumps([begin, stay]), "logs do not name agents either"
+    assert "alice" not in json.dumps([begin, stay]), "decisions do not name agents"
 
 
 async def test_move_before_a_turn_is_its_decision():
-    async with rig("ab") as made:
-        home = (await made.chat("hello", agent="alice")).headers["x-macfabric-node"]
-        await made.fleet.membership.refresh(relist=True)
-        entry = made.fleet.ledger.begin(NodeName(home), 20.0, cold=False)
-        await made.chat("hello", "x", "and now?", agent="alice")
-        made.fleet.ledger.end(entry)
-        moved = (await rows_of(made, "?limit=1"))[0]
+    async with rig("ab") as fabric:
+        home = (await fabric.chat("hello", agent="alice")).headers["x-macfabric-node"]
+        await fabric.fleet.membership.refresh(relist=True)
+        entry = fabric.fleet.ledger.begin(NodeName(home), 20.0, cold=False)
+        await fabric.chat("hello", "x", "and now?", agent="alice")
+        fabric.fleet.ledger.end(entry)
+        moved = (await rows_of(fabric, "?limit=1"))[0]
 
     assert (moved["how"], moved["from"]) == ("move", home)
     assert moved["node"] == moved["served_by"] != home
@@ -72,22 +72,22 @@ async def test_move_before_a_turn_is_its_decision():
 
 
 async def test_failed_turn_keeps_its_outcome_and_is_no_trace():
-    async with rig("a") as made:
-        made["node-a"].does.break_after = 1
-        await made.chat("one two three four", agent="alice")
-        row = (await rows_of(made))[0]
-        trace = (await made.http().get(f"{PATH}?format=trace")).text
+    async with rig("a") as fabric:
+        fabric["node-a"].does.break_after = 1
+        await fabric.chat("one two three four", agent="alice")
+        row = (await rows_of(fabric))[0]
+        trace = (await fabric.http().get(f"{PATH}?format=trace")).text
 
     assert row["outcome"] != "ok"
     assert trace == ""
 
 
 async def test_metrics_compare_estimates_with_what_happened():
-    async with rig("a") as made:
-        made["node-a"].view_changes = {"prefill_tokens_per_s": 100.0}
-        await made.fleet.membership.refresh()
-        await made.chat(LONG, agent="alice")
-        text = (await made.http().get("/metrics")).text
+    async with rig("a") as fabric:
+        fabric["node-a"].view_changes = {"prefill_tokens_per_s": 100.0}
+        await fabric.fleet.membership.refresh()
+        await fabric.chat(LONG, agent="alice")
+        text = (await fabric.http().get("/metrics")).text
 
     assert 'macfabric_estimated_seconds_total{term="prefill"}' in text
     assert 'macfabric_first_token_seconds_total{part="admission"}' in text
@@ -98,19 +98,19 @@ async def test_metrics_compare_estimates_with_what_happened():
     "query", ["?limit=0", "?limit=-1", "?limit=x", "?limit=9999999", "?format=csv"]
 )
 async def test_wrong_query_is_refused(query):
-    async with rig("a") as made:
-        answer = await made.http().get(PATH + query)
+    async with rig("a") as fabric:
+        answer = await fabric.http().get(PATH + query)
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] in query
 
 
 async def test_trace_of_a_router_is_read_by_the_simulator(tmp_path):
-    async with rig("ab") as made:
-        await made.chat(LONG, agent="alice")
-        await made.chat(LONG, "x", "and now? " * 100, agent="alice")
-        await made.chat(LONG, "other", agent="bob")
-        answer = await made.http().get(f"{PATH}?format=trace")
+    async with rig("ab") as fabric:
+        await fabric.chat(LONG, agent="alice")
+        await fabric.chat(LONG, "x", "and now? " * 100, agent="alice")
+        await fabric.chat(LONG, "other", agent="bob")
+        answer = await fabric.http().get(f"{PATH}?format=trace")
     path = tmp_path / "log.jsonl"
     path.write_bytes(answer.content)
     one, two, other = read_trace(path)
@@ -126,19 +126,19 @@ async def test_trace_of_a_router_is_read_by_the_simulator(tmp_path):
 
 
 async def test_fleet_of_a_router_is_read_by_the_simulator(tmp_path):
-    """Speeds are those that turns have shown, not those that nodes report."""
-    async with rig("ab") as made:
+    """Speeds are those measured by turns, not those reported by nodes."""
+    async with rig("ab") as fabric:
         for name, speed in (("node-a", 700.0), ("node-b", 400.0)):
-            made[name].view_changes = {
+            fabric[name].view_changes = {
                 "prefill_tokens_per_s": speed,
                 "decode_tokens_per_s": 40.0,
                 "bytes_per_token": 36_864,
                 "bytes": TierBytes(2 << 30, 3 << 30),
                 "free": TierBytes(6 << 30, 5 << 30),
             }
-        await made.fleet.membership.refresh()
-        note_prompts(made.fleet, NodeName("node-a"), start=600.0, half_tokens=20_000)
-        answer = await made.http().get(f"{PATH}?format=fleet")
+        await fabric.fleet.membership.refresh()
+        note_prompts(fabric.fleet, NodeName("node-a"), start=600.0, half_tokens=20_000)
+        answer = await fabric.http().get(f"{PATH}?format=fleet")
     path = tmp_path / "fabric.yaml"
     path.write_bytes(answer.content)
     learnt, reported = read_fleet(str(path)).each()
@@ -154,7 +154,7 @@ async def test_fleet_of_a_router_is_read_by_the_simulator(tmp_path):
 
 
 def note_prompts(fleet, node, start, half_tokens):
-    """Report prompts of a node whose speed falls with the position."""
+    """Record prompts of a node whose speed falls with the position."""
     now_s = 1e6
     for position in (2_048, 10_240, 40_960) * 20:
         tokens_per_s = start / (1 + position / half_tokens)
@@ -163,25 +163,25 @@ def note_prompts(fleet, node, start, half_tokens):
         fleet.profiles.note_progress(node, before, position + 128, now_s)
 
 
-def answers(speeds):
-    """Return what is fitted to speeds of answers by batch."""
+def fit_decode(speeds):
+    """Return the fit to decode speeds by batch."""
     return fleet_model._decode(NodeProfile(decode=speeds), 50.0)
 
 
 def test_batch_exponent_is_fitted_to_the_speeds_of_answers():
     alone, exponent, batches = 50.0, 0.2, (1.0, 2.0, 3.5, 6.5, 12.0)
-    noted = [alone * batch ** (0.5 - exponent) for batch in batches]
+    speeds = [alone * batch ** (0.5 - exponent) for batch in batches]
 
-    assert answers((*noted,)) == (pytest.approx(alone), pytest.approx(exponent))
-    assert answers((noted[0], None, None, None, None)) == (pytest.approx(alone), 0.5)
-    assert answers((None,) * 5) == (50.0, 0.5)
+    assert fit_decode((*speeds,)) == (pytest.approx(alone), pytest.approx(exponent))
+    assert fit_decode((speeds[0], None, None, None, None)) == (pytest.approx(alone), 0.5)
+    assert fit_decode((None,) * 5) == (50.0, 0.5)
 
 
-def log():
+def new_log():
     return DecisionLog(ManualClock(), Telemetry())
 
 
-def add(made, text, agent="a", bytes_per_token=4):
+def add(log, text, agent="a", bytes_per_token=4):
     admitted = Admitted(
         AgentId(agent),
         NodeName("n"),
@@ -192,38 +192,38 @@ def add(made, text, agent="a", bytes_per_token=4):
         cached_tokens=0,
         match_reason="",
     )
-    entry = made.add(agent, Decision(How.RECOMPUTE, NodeName("n")), admitted, raw_prompt(text), 0.0)
-    made.end(entry, EndedTurn("ok", 5, 1.0))
+    entry = log.add(agent, Decision(How.RECOMPUTE, NodeName("n")), admitted, raw_prompt(text), 0.0)
+    log.end(entry, EndedTurn("ok", 5, 1.0))
     return entry
 
 
 def test_oldest_entries_go(monkeypatch):
-    made = log()
+    log = new_log()
     monkeypatch.setattr(decision_log, "DECISIONS_KEPT_MAX", 3)
-    kept = [add(made, "hello") for _ in range(5)][2:]
-    assert list(made.entries) == kept
+    kept = [add(log, "hello") for _ in range(5)][2:]
+    assert list(log.entries) == kept
     monkeypatch.setattr(decision_log, "DECISION_PIECES_MAX", 20)
-    latest = add(made, LONG * 10)
+    latest = add(log, LONG * 10)
 
-    assert list(made.entries) == [latest], "long prompts take the place of many"
+    assert list(log.entries) == [latest], "a long prompt displaces many"
     assert limits.DECISIONS_KEPT_MAX > 100
 
 
 def test_blocks_of_different_texts_have_different_numbers():
-    made = log()
-    add(made, LONG, "a")
-    add(made, "x" + LONG, "b")
-    one, other = trace_rows(made.entries)
+    log = new_log()
+    add(log, LONG, "a")
+    add(log, "x" + LONG, "b")
+    one, other = trace_rows(log.entries)
 
     assert not set(one["hash_ids"]) & set(other["hash_ids"])
     assert len(one["hash_ids"]) == len(set(one["hash_ids"])) == -(-(len(LONG) // 4) // 128)
 
 
 def test_prompts_of_other_bytes_per_token_begin_alike_in_a_trace():
-    made, text = log(), LONG * 4
-    add(made, text, "a", bytes_per_token=4)
-    add(made, text + LONG * 4, "b", bytes_per_token=3)
-    one, other = trace_rows(made.entries)
+    log, text = new_log(), LONG * 4
+    add(log, text, "a", bytes_per_token=4)
+    add(log, text + LONG * 4, "b", bytes_per_token=3)
+    one, other = trace_rows(log.entries)
     common = common_prefix(one["hash_ids"], other["hash_ids"])
 
     assert common >= 0.6 * len(one["hash_ids"])

@@ -1,4 +1,4 @@
-"""Hundreds of turns at once: 429 in the shape of each dialect, no tenant starved, none lost."""
+"""Hundreds of concurrent turns: 429 in each dialect, no tenant starved, no turn lost."""
 
 import asyncio
 from collections import Counter
@@ -25,46 +25,46 @@ REQUESTS = {
 
 
 class SlowNode(FakeNode):
-    """A node that admits some turns at a time, in the order in which they come."""
+    """A node that admits a few turns at a time, in order of arrival."""
 
     def __init__(self, name, at_once=2):
         super().__init__(name)
         self.at_once = asyncio.Semaphore(at_once)
         self.is_open = asyncio.Event()
-        self.most = self.here = 0
+        self.waiting_max = self.waiting_count = 0
 
-    async def _land(self, asked):
-        self.here += 1
-        self.most = max(self.most, self.here)
+    async def _wait_for_move(self, turn):
+        self.waiting_count += 1
+        self.waiting_max = max(self.waiting_max, self.waiting_count)
         try:
             await self.is_open.wait()
             async with self.at_once:
                 await asyncio.sleep(0)
         finally:
-            self.here -= 1
+            self.waiting_count -= 1
 
 
 class Flood:
-    """Turns of tenants in the order of their answers; few connect at once: the backlog is short."""
+    """Turns of tenants, in order of their answers; few connect at once: the backlog is short."""
 
-    def __init__(self, made):
-        self._made = made
-        self._clients = {name: made.http(key, limits=UNLIMITED) for name, key in TENANTS.items()}
+    def __init__(self, fabric):
+        self._fabric = fabric
+        self._clients = {name: fabric.http(key, limits=UNLIMITED) for name, key in TENANTS.items()}
         self._tasks = []
-        self.order = []  # tenants whose turns were answered, and the statuses of others
+        self.order = []  # tenants of answered turns, or error statuses
 
     async def ask(self, tenant, count):
-        """Send so many turns; return once the router has all of them."""
+        """Send `count` turns; return once the router has all of them."""
         for number in range(count):
             self._tasks.append(asyncio.create_task(self._one(tenant, number)))
             if number % 30 == 29 or number == count - 1:
-                await until(lambda: self._came() == len(self._tasks))
+                await until(lambda: self._received_count() == len(self._tasks))
 
-    def _came(self):
-        return len(self._made.services.turns.running) + len(self.order)
+    def _received_count(self):
+        return len(self._fabric.services.turns.running) + len(self.order)
 
     async def _one(self, tenant, number):
-        answer = await self._made.chat(f"{tenant} {number}", http=self._clients[tenant])
+        answer = await self._fabric.chat(f"{tenant} {number}", http=self._clients[tenant])
         self.order.append(tenant if answer.status_code == 200 else str(answer.status_code))
 
     async def end(self):
@@ -80,10 +80,10 @@ def flooded(nodes, **more):
 
 async def test_a_full_queue_is_a_429_in_every_dialect():
     nodes = [SlowNode("node-a")]
-    async with flooded(nodes, queue_max=2) as made:
-        http = made.http(KEY)
-        asking = [asyncio.create_task(made.chat("hi", http=http)) for _ in range(33)]
-        await until(lambda: made.services.turns.queues.waiting_count("node-a") == 1)
+    async with flooded(nodes, queue_max=2) as fabric:
+        http = fabric.http(KEY)
+        asking = [asyncio.create_task(fabric.chat("hi", http=http)) for _ in range(33)]
+        await until(lambda: fabric.services.turns.queues.waiting_count("node-a") == 1)
         refused = {path: await http.post(path, json=body) for path, body in REQUESTS.items()}
         nodes[0].is_open.set()
         answers = await asyncio.gather(*asking)
@@ -102,34 +102,34 @@ async def test_a_full_queue_is_a_429_in_every_dialect():
 
 async def test_a_stream_is_refused_before_it_begins():
     nodes = [SlowNode("node-a")]
-    async with flooded(nodes, queue_max=2) as made:
-        http = made.http(KEY)
-        asking = [asyncio.create_task(made.chat("hi", http=http)) for _ in range(33)]
-        await until(lambda: made.services.turns.queues.waiting_count("node-a") == 1)
-        refused = await made.chat("hi", http=http, stream=True)
+    async with flooded(nodes, queue_max=2) as fabric:
+        http = fabric.http(KEY)
+        asking = [asyncio.create_task(fabric.chat("hi", http=http)) for _ in range(33)]
+        await until(lambda: fabric.services.turns.queues.waiting_count("node-a") == 1)
+        refused = await fabric.chat("hi", http=http, stream=True)
         assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
         nodes[0].is_open.set()
         await asyncio.gather(*asking)
 
 
 async def test_a_flood_of_one_tenant_delays_another_by_what_was_sent_already():
-    """Counted in turns that are admitted, not in seconds."""
+    """The delay is counted in admitted turns, not in seconds."""
     nodes = [SlowNode("node-a", at_once=1)]
-    async with flooded(nodes) as made:
-        flood = Flood(made)
+    async with flooded(nodes) as fabric:
+        flood = Flood(fabric)
         await flood.ask("one", 300)
-        assert made.services.turns.queues.waiting_count("node-a") == 128
+        assert fabric.services.turns.queues.waiting_count("node-a") == 128
         await flood.ask("two", 20)
         await until(lambda: sum(each.tenant == "two" for each in nodes[0].requests) == 20)
         nodes[0].is_open.set()
         await flood.end()
-        metrics = (await made.http(operates=False).get("/metrics", headers=OPERATOR)).text
+        metrics = (await fabric.http(operates=False).get("/metrics", headers=OPERATOR)).text
 
     counts = Counter(flood.order)
     assert counts == {"one": 160, "two": 20, "429": 140}
     served = [each for each in flood.order if each != "429"]
     assert max(at for at, tenant in enumerate(served) if tenant == "two") < 32 + 20 + 20
-    assert nodes[0].most <= 64
+    assert nodes[0].waiting_max <= 64
     assert 'macfabric_refused_turns_total{tenant="one"} 140.0' in metrics
     assert 'macfabric_waiting_turns{tenant="one"} 0.0' in metrics
     assert "macfabric_expired_leases_total 0.0" in metrics
@@ -137,23 +137,23 @@ async def test_a_flood_of_one_tenant_delays_another_by_what_was_sent_already():
 
 async def test_two_tenants_that_flood_are_served_alike():
     nodes = [SlowNode("node-a", at_once=1)]
-    async with flooded(nodes) as made:
-        flood = Flood(made)
+    async with flooded(nodes) as fabric:
+        flood = Flood(fabric)
         await flood.ask("one", 120)
         await flood.ask("two", 80)
-        assert made.services.turns.queues.waiting_count("node-a") >= 130
+        assert fabric.services.turns.queues.waiting_count("node-a") >= 130
         nodes[0].is_open.set()
         await flood.end()
 
-    counts = Counter(flood.order[32:112])  # without what was sent before the second one came
+    counts = Counter(flood.order[32:112])  # after the first tenant's head start
     assert abs(counts["one"] - counts["two"]) <= 16, counts
 
 
 async def test_two_tenants_that_flood_are_served_by_weight():
-    """Counted in turns in the order in which their node admits them; nodes get the weights too."""
+    """Shares are counted in turns in the order of admission; nodes get the weights, too."""
     nodes = [SlowNode("node-a", at_once=1)]
-    async with flooded(nodes, tenant_weights={"one": 3.0}) as made:
-        flood = Flood(made)
+    async with flooded(nodes, tenant_weights={"one": 3.0}) as fabric:
+        flood = Flood(fabric)
         await flood.ask("one", 150)
         alone_count = len(nodes[0].requests)
         await flood.ask("two", 80)
@@ -167,10 +167,10 @@ async def test_two_tenants_that_flood_are_served_by_weight():
 
 async def test_turns_that_wait_for_a_node_that_is_lost_are_served_by_another():
     nodes = [SlowNode("node-a"), SlowNode("node-b")]
-    async with flooded(nodes) as made:
-        flood = Flood(made)
+    async with flooded(nodes) as fabric:
+        flood = Flood(fabric)
         await flood.ask("one", 120)
-        waiting = made.services.turns.queues.waiting_count
+        waiting = fabric.services.turns.queues.waiting_count
         await until(lambda: waiting("node-a") + waiting("node-b") == 56)
         await nodes[0].stop()
         nodes[1].is_open.set()

@@ -1,4 +1,4 @@
-"""A turn that finds the queue of its node full goes to another one that has room."""
+"""A turn whose node has a full queue goes to another node with room."""
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -56,8 +56,8 @@ def other_of(name):
     return "node-b" if name == "node-a" else "node-a"
 
 
-async def begun(fabric, agent="alice"):
-    """Have an agent's first turn, and return its node."""
+async def begin(fabric, agent="alice"):
+    """Take an agent's first turn; return its node."""
     answer = await fabric.chat("hello", agent=agent)
     await fabric.fleet.membership.refresh(relist=True)
     return answer.headers["x-macfabric-node"]
@@ -77,20 +77,20 @@ async def test_a_new_agent_starts_where_there_is_room(policy):
 @POLICIES
 async def test_an_idle_agent_moves_with_its_memory_where_there_is_room(policy):
     async with crowded(policy=policy) as fabric:
-        home = await begun(fabric)
+        home = await begin(fabric)
         async with full(fabric, home):
             answer = await fabric.chat("hello", "x", "and?", agent="alice")
         owner = fabric.fleet.directory.owner(KEY)
 
     assert answer.headers["x-macfabric-node"] == owner.node == other_of(home)
-    assert owner.epoch == 2, "it moved: no other node took it over"
+    assert owner.epoch == 2, "the agent moved: it was not taken over"
     assert int(answer.headers["x-macfabric-cached-tokens"]) > 0
 
 
 async def test_an_agent_with_a_running_turn_waits_for_its_node():
-    """Another node would compute it again, without what its owner alone knows of it."""
+    """Another node would recompute it, without the state that only its owner has."""
     async with crowded() as fabric:
-        home = await begun(fabric)
+        home = await begin(fabric)
         fabric.fleet.activity.begin_turn(KEY)
         async with full(fabric, home):
             answer = await fabric.chat("hello", "x", "and?", agent="alice")
@@ -102,7 +102,7 @@ async def test_an_agent_with_a_running_turn_waits_for_its_node():
 
 async def test_an_agent_stays_where_moves_are_left_to_clients():
     async with crowded(moves_idle_agents=False) as fabric:
-        home = await begun(fabric)
+        home = await begin(fabric)
         async with full(fabric, home):
             answer = await fabric.chat("hello", "x", "and?", agent="alice")
     assert answer.status_code == 429
@@ -125,7 +125,7 @@ async def test_all_nodes_are_full_is_a_429_with_the_soonest_delay():
 
 @asynccontextmanager
 async def full_of_more_work(fabric, name):
-    """Let a node's queue take ten times as long."""
+    """Multiply the estimated time of a node's queue by ten."""
     queue = fabric.services.turns.queues._queue(NodeName(name), Priority.INTERACTIVE)
     pace = queue._pace
     pace._turns.append((10.0, 1.0))
@@ -150,16 +150,16 @@ async def test_a_background_turn_finds_room_by_queues_of_its_own():
 
 async def test_a_full_queue_of_background_turns_keeps_no_interactive_one_out():
     async with crowded() as fabric:
-        home = await begun(fabric)
-        there = full(fabric, other_of(home), priority=Priority.BACKGROUND)
-        async with full(fabric, home), there:
+        home = await begin(fabric)
+        background_queue = full(fabric, other_of(home), priority=Priority.BACKGROUND)
+        async with full(fabric, home), background_queue:
             answer = await fabric.chat("hello", "x", "and?", agent="alice")
     assert answer.headers["x-macfabric-node"] == other_of(home)
 
 
 async def test_an_idle_agent_moves_past_other_full_nodes():
     async with crowded("abc") as fabric:
-        home = await begun(fabric)
+        home = await begin(fabric)
         others = [name for name in ("node-a", "node-b", "node-c") if name != home]
         for at, last in enumerate(others):
             async with full(fabric, *(name for name in fabric.listed if name != last)):

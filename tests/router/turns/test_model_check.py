@@ -29,7 +29,7 @@ async def test_unknown_model_is_404_only_after_all_nodes_reported():
         membership = fabric.fleet.membership
         fabric.services.erasure_exchange._heard.add(
             "node-b"
-        )  # else node-a's greeting would wait for it
+        )  # otherwise node-a's handshake would wait for node-b
         await membership.discover()
         await membership.heartbeat(membership.find("node-a"))
         asking = asyncio.create_task(fabric.chat("hi", model="other"))

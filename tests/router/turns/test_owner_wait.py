@@ -41,14 +41,14 @@ async def joined_in_part(**options):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """Return the patience of every turn that waits, in seconds."""
+    """Record the time limit of every turn that waits, in seconds."""
     owner, seconds = NodeDiscovery.wait_for_owner, []
 
-    def noted(discovery, is_known, patience_s):
+    def record_and_wait(discovery, is_known, patience_s):
         seconds.append(patience_s)
         return owner(discovery, is_known, patience_s)
 
-    monkeypatch.setattr(NodeDiscovery, "wait_for_owner", noted)
+    monkeypatch.setattr(NodeDiscovery, "wait_for_owner", record_and_wait)
     return seconds
 
 
@@ -69,7 +69,7 @@ async def test_turn_waits_for_node_with_its_agent():
         was_answered, answer = await ask_then_join(fabric, PROMPT, "noted", "and?", agent="alice")
 
     assert (was_answered, node_of(answer)) == (False, "node-b")
-    assert answer.headers["x-macfabric-epoch"] == "4", "it was not begun anew"
+    assert answer.headers["x-macfabric-epoch"] == "4", "the agent was not started again"
 
 
 async def test_conversation_found_by_content_waits_for_owner():
@@ -95,11 +95,11 @@ async def test_owner_wait_lasts_as_long_as_prefill_without_new_nodes(agent):
 
 
 async def test_next_turn_waits_while_the_first_one_is_computed_elsewhere():
-    """Both would be recomputed by one node, so the owner of the second one has twice the time."""
+    """One node would recompute both prompts, so the second one's owner has twice the time."""
     async with joined_in_part(scale=4.0) as fabric:
         for agent in ("alice", "bella"):
             fabric.late.memory["default", agent] = Memory("default", agent, epoch=4)
-        fabric["node-a"].does.first_delay_s = 60.0  # it computes
+        fabric["node-a"].does.first_delay_s = 60.0  # computing the first turn
         turns = [
             asyncio.create_task(fabric.chat(PROMPT, "noted", "and?", agent=agent))
             for agent in ("alice", "bella")
@@ -165,7 +165,7 @@ async def test_late_node_is_not_awaited(waits):
 
 async def test_loading_node_is_awaited():
     async with joined_in_part() as fabric:
-        fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()  # it came much later
+        fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()  # node-b joins later
         fabric.late.is_loading = True
         join(fabric)
         await until(lambda: fabric.fleet.membership.find("node-b"))

@@ -57,12 +57,12 @@ def test_turns_are_counted_by_what_was_computed_and_cached():
 
 def test_saved_seconds_are_those_to_recompute_less_those_to_fetch_and_load():
     usage = TenantUsage(ManualClock())
-    for recompute_s in (10.0, 0.5):  # the second turn lost more by its load than it saved
+    for recompute_s in (10.0, 0.5):  # the second turn's load took longer than it saved
         usage.note_end(ONE, 1, TurnTimes(fetch_s=0.5, load_s=0.25), is_ok=True, saved_s=saved_s(
             recompute_s, TurnTimes(fetch_s=0.5, load_s=0.25)))  # fmt: skip
     (day,) = usage.rows(ONE, Period.DAY)
     assert day.counts.saved_s == 9.25
-    assert saved_s(10.0, None) == 0.0  # a turn that broke off before its times are known
+    assert saved_s(10.0, None) == 0.0  # a turn that ended before its times were known
 
 
 def test_old_hours_are_dropped_and_days_are_kept():
@@ -119,7 +119,7 @@ def test_counters_survive_a_restart(tmp_path):
     clock, file = ManualClock(), UsageFile(tmp_path / "usage.json")
     first = TenantUsage(clock)
     turn(first)
-    asyncio.run(UsageKeeper(first, file).store())  # of changes since it was made: none
+    asyncio.run(UsageKeeper(first, file).store())  # nothing has changed since it was built
     assert not (tmp_path / "usage.json").exists()
     keeper = UsageKeeper(first, file)
     turn(first)

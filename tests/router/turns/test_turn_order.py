@@ -1,4 +1,4 @@
-"""The learnt order of turns: what is expected, when it is forgotten, and its bounds."""
+"""The learnt order of turns: expectations, their expiry, and bounds."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ NAMES = [AgentId(name) for name in "abcde"]
 
 
 def played(orders, agents, group=GROUP):
-    """Note turns, and get ready who is expected; return the expectations and what came of them."""
+    """Note turns and guess each next agent; return the expectations and their outcomes."""
     expected, outcomes = [], []
     for agent in agents:
         outcomes.append(orders.note(group, AgentId(agent)))
@@ -46,16 +46,16 @@ def test_agents_that_come_round_are_expected(names, count, laps):
 @given(st.lists(st.sampled_from(NAMES), max_size=60))
 def test_only_what_followed_twice_in_a_row_is_expected(agents):
     orders = TurnOrders()
-    played(orders, reversed(NAMES))  # so that none is new
+    played(orders, reversed(NAMES))  # so that no agent is new
     before, followers = NAMES[0], {later: (name, 1) for name, later in pairwise(NAMES)}
     for agent in agents:
         orders.note(GROUP, agent)
         if before not in (None, agent):
-            known = followers.get(before, (None, 0))
-            followers[before] = (agent, known[1] + 1 if known[0] == agent else 1)
+            name, seen_count = followers.get(before, (None, 0))
+            followers[before] = (agent, seen_count + 1 if name == agent else 1)
         before = agent
-        name, seen = followers.get(agent, (None, 0))
-        assert orders.expect(GROUP, agent) == (name if seen >= 2 else None)
+        name, seen_count = followers.get(agent, (None, 0))
+        assert orders.expect(GROUP, agent) == (name if seen_count >= 2 else None)
 
 
 def test_tool_loops_are_one_turn_and_a_child_comes_back_to_its_parent():
@@ -76,9 +76,9 @@ def test_a_parent_is_expected_after_new_children_once_it_came_back_twice():
     "turns",
     [
         ["main", "s1", "main", "s2", "s3"],  # two children at once
-        ["main", "s1", "main", "s2", "main", "s3", "other", "main", "s4"],  # it did not come back
-        ["main", "s1", "main", "s2", "main", "other", "s3"],  # a child of another one
-        ["s1", "main", "s2", "main", "s2", "main", "s2", "main", "s3"],  # of an old one, and once
+        ["main", "s1", "main", "s2", "main", "s3", "other", "main", "s4"],  # main did not come back
+        ["main", "s1", "main", "s2", "main", "other", "s3"],  # a child of another parent
+        ["s1", "main", "s2", "main", "s2", "main", "s2", "main", "s3"],  # of an old child, and once
     ],
 )
 def test_no_parent_is_expected_that_may_not_come_back(turns):

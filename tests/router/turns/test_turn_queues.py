@@ -1,4 +1,4 @@
-"""Queues in front of nodes: bounds, places, delays that are true, cancelled turns, lost nodes."""
+"""Queues in front of nodes: bounds, places, accurate delays, cancelled turns, lost nodes."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ from router.turns.turn_queues import QueueRules, TurnQueues
 pytestmark = pytest.mark.anyio
 NODE, OTHER = NodeName("node-a"), NodeName("node-b")
 ONE, TWO = TenantId("one"), TenantId("two")
-ALONE = SENT_TURNS_MAX // 2  # places of a tenant without others
+ALONE = SENT_TURNS_MAX // 2  # places of a sole tenant
 
 
 class Clock:
@@ -37,19 +37,19 @@ class World:
         self.tasks = []
 
     async def ask(self, count, tenant=ONE, work_s=1.0, priority=Priority.INTERACTIVE, node=NODE):
-        async def one():
+        async def enter():
             place = await self.queues.enter(node, tenant, priority, work_s)
             self.granted.append(tenant)
             self.places.append(place)
 
-        tasks = [asyncio.create_task(one()) for _ in range(count)]
+        tasks = [asyncio.create_task(enter()) for _ in range(count)]
         self.tasks += tasks
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return tasks
 
     async def admit(self, count=1, each_s=0.0):
-        """Let the node admit the turns that were sent first."""
+        """Admit the `count` turns that were sent first."""
         for _ in range(count):
             self.clock.now_s += each_s
             self.places.pop(0).leave(is_admitted=True)
@@ -83,8 +83,8 @@ async def test_a_flood_leaves_room_for_another_tenant():
     world = World()
     await world.ask(300, ONE)
     await world.ask(10, TWO)
-    assert world.granted.count(TWO) == 10, "there are places for it at once"
-    assert sum(task.done() for task in world.tasks[:300]) == 300 - 128, "sent, or refused"
+    assert world.granted.count(TWO) == 10, "places are free for it at once"
+    assert sum(task.done() for task in world.tasks[:300]) == 300 - 128, "sent or refused"
     await world.end()
 
 
@@ -101,7 +101,7 @@ async def test_two_tenants_that_wait_are_served_by_weight():
 
 
 async def test_more_tenants_than_places_are_served_by_weight():
-    """Most have one place at most, so the queue's order decides."""
+    """Most tenants have one place at most, so the queue's order decides."""
     heavy, weight = TenantId("heavy"), 16.0
     world = World(10_000, heavy=weight)
     light = [TenantId(f"light-{number}") for number in range(2 * SENT_TURNS_MAX)]
@@ -109,19 +109,19 @@ async def test_more_tenants_than_places_are_served_by_weight():
     for tenant in light:
         await world.ask(4, tenant)
     await world.admit(SENT_TURNS_MAX)
-    assert len(world.places) == SENT_TURNS_MAX, "never more at a node"
+    assert len(world.places) == SENT_TURNS_MAX, "the node's limit"
     world.granted.clear()
     await world.admit(2 * len(light))
 
     served = Counter(world.granted)
     of_light = sum(served[tenant] for tenant in light) / len(light)
-    assert weight / 3 < served[heavy] / of_light < 1.1 * weight, "it may not hold more places"
+    assert weight / 3 < served[heavy] / of_light < 1.1 * weight, "a tenant's places are limited"
     assert max(served[tenant] for tenant in light) <= 2
     await world.end()
 
 
 async def test_a_full_queue_refuses_with_the_time_until_half_of_it_is_gone():
-    """A client that comes back then finds half of its queue served, at the pace of now."""
+    """By then, half of the tenant's queue is served at the present rate."""
     world = World(waiting_max=64)
     await world.ask(ALONE + 32)
     await world.admit(4, each_s=0.5)
@@ -161,11 +161,11 @@ async def test_background_turns_take_no_places_of_interactive_ones():
 async def test_a_turn_that_is_cancelled_leaves_its_place_to_the_next():
     world = World()
     tasks = await world.ask(ALONE + 3)
-    tasks[ALONE].cancel()  # waits
+    tasks[ALONE].cancel()  # still waiting
     await asyncio.gather(tasks[ALONE], return_exceptions=True)
     assert world.queues.waiting_count(NODE) == 2
     world.places[0].leave()
-    tasks[ALONE + 1].cancel()  # in the very moment in which it gets its place
+    tasks[ALONE + 1].cancel()  # at the moment when it gets its place
     await asyncio.gather(tasks[ALONE + 1], return_exceptions=True)
     await asyncio.sleep(0)
     assert world.queues.waiting_count(NODE) == 0
@@ -174,7 +174,7 @@ async def test_a_turn_that_is_cancelled_leaves_its_place_to_the_next():
         place.leave()
         place.leave()
     await world.ask(SENT_TURNS_MAX)
-    assert len(world.granted) == 2 * ALONE + 1, "no place is lost, and none was freed twice"
+    assert len(world.granted) == 2 * ALONE + 1, "no place is lost or freed twice"
     await world.end()
 
 

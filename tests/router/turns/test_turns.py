@@ -77,7 +77,7 @@ async def test_group_conversations_have_distinct_agents():
     async with rig() as fabric:
         one = await fabric.chat("first " + LONG, prompt_cache_key="team")
         two = await fabric.chat("second " + LONG, prompt_cache_key="team")
-        await fabric.services.recovery.round()  # as a heartbeat in between: one claim for each name
+        await fabric.services.recovery.round()  # as a heartbeat would: one claim per name
         again = await fabric.chat("first " + LONG, "x", "y", prompt_cache_key="team")
 
     first, second, third = (each.headers["x-macfabric-agent"] for each in (one, two, again))
@@ -147,7 +147,7 @@ async def test_turn_of_unknown_agent_waits_for_late_node():
         fabric.listed.pop("node-b")
         await until(fabric.fleet.membership.settled)
         await fabric.chat("hi", agent="bob")
-        fabric.fleet.discovery._until_s = 0.0  # this router is no new one
+        fabric.fleet.discovery._until_s = 0.0  # the router's start is long past
         fabric.listed["node-b"] = late
         await until(lambda: fabric.fleet.membership.find("node-b"))
         known, unnamed = await fabric.chat("hi", agent="bob"), await fabric.chat("hi")
@@ -156,7 +156,7 @@ async def test_turn_of_unknown_agent_waits_for_late_node():
 
     assert {known.status_code, unnamed.status_code, has_listed} == {200, False}
     assert node_of(answer) == "node-b"
-    assert answer.headers["x-macfabric-epoch"] == "4", "it was not begun anew"
+    assert answer.headers["x-macfabric-epoch"] == "4", "the agent was not started again"
 
 
 async def test_new_router_waits_for_reports_of_later_owners():

@@ -1,4 +1,4 @@
-"""A model is tried on our caches when it is loaded."""
+"""Trials of a model on our caches when it is loaded."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def fit(config: dict[str, Any], bits: KvBits = KvBits()) -> Engine:  # noqa: B00
 
 
 def test_plain_attention_gets_packed_and_ragged_caches() -> None:
-    """A llama takes the fastest of everything."""
+    """A llama gets the fastest form of every cache."""
     engine = fit(LLAMA)
 
     assert engine.packed
@@ -37,7 +37,7 @@ def test_plain_attention_gets_packed_and_ragged_caches() -> None:
 
 
 def test_latent_attention_gets_unpacked_caches_and_more_bits() -> None:
-    """Attention that computes with what it fetches cannot take packed or ragged caches."""
+    """Attention that computes with the fetched arrays cannot use packed or ragged caches."""
     engine = fit(ARCHITECTURES["deepseek_v3"])
 
     assert not engine.packed
@@ -110,7 +110,7 @@ def test_batching_with_different_logits_is_not_used(monkeypatch: pytest.MonkeyPa
 def test_batching_with_different_logits_past_a_window_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Masks begin to matter behind a window or an index's budget: the trial goes there."""
+    """Masks matter only past a window or an index's budget, so the trial extends there."""
     windowed = ZOO["llama_windowed"] | {"sliding_window": 2_000}
     wrapped = {**ZOO["pixtral"], "text_config": windowed}
     indexed = ZOO["minimax_m3_vl"]
@@ -123,7 +123,7 @@ def test_batching_with_different_logits_past_a_window_is_not_used(
 
 
 def test_ragged_batch_refuses_the_models_own_mask() -> None:
-    """Rows of unequal length cannot be masked by one array: that is an error, no wrong answer."""
+    """Rows of unequal length cannot be masked by one array: an error, not a wrong answer."""
     rows = Rows([mx.ones((1, 2, 5, 32)), mx.ones((1, 2, 9, 32))])
     queries = mx.ones((2, 2, 1, 32))
 
@@ -145,7 +145,7 @@ def test_gemma_2_decodes_in_grouped_batches() -> None:
 
 
 def test_packed_attention_is_compared_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deep model of 16 bits makes much of the smallest difference; an error is one in any."""
+    """A deep 16-bit model amplifies tiny differences; an error shows in any single call."""
     model = build_model(ARCHITECTURES["gemma3_text"])
     model.set_dtype(mx.bfloat16)
     assert fit_engine(model, KvBits()).packed
@@ -188,7 +188,7 @@ def test_layers_without_a_cache_get_no_slots() -> None:
 
 
 def test_rotations_of_cache_lists_are_known() -> None:
-    """LongCat has two latents per layer, each turned by itself."""
+    """LongCat has two latents per layer, each with its own rotation."""
     layers = fit(ZOO["longcat_flash"]).spec.layers
     assert len(layers) == 8
     assert not any(layer.rotations_unknown for layer in layers)

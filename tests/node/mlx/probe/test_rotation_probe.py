@@ -11,7 +11,7 @@ from mlx import nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
 
 from fabric.kvcache.rotation import Rotation, UnknownRotation
-from node.mlx.probe.rotation_probe import _candidates, _record, read_rotations, verified
+from node.mlx.probe.rotation_probe import _candidates, _record, read_rotations, rotation_fits
 from node.mlx.rotate import rotate
 from tests.support.architectures import ARCHITECTURES, LLAMA
 from tests.support.rotations import close, moving_dims, still, turned
@@ -23,7 +23,7 @@ K_ALL = {"keys": ALL}
 ROPED_LATENT = {"values": ALL}  # a latent cache keeps its rotated part where others keep values
 INDEXED = {"values": ALL, "index": ALL}  # of 128 index dimensions
 PROPORTIONAL = {"keys": [*range(16), *range(64, 80)]}
-# Dimensions that move, by slot, of each cache: from the papers and configs, not from the probe.
+# Rotated dimensions by slot of each cache: from the papers and configs, not from the probe.
 MOVING: dict[str, list[dict[str, Any]]] = {
     "llama": [K_ALL] * 4,
     "qwen2": [K_ALL] * 4,
@@ -63,18 +63,18 @@ def rotations_of(name: str) -> Any:
 
 
 def by_cache(model: Any) -> Any:
-    """Join what was found of the members of a list: their slots have different names here."""
+    """Join the rotations of a list's members: their slots have different names here."""
     found = iter(read_rotations(model))
     sizes = [len(getattr(cache, "caches", "1")) for cache in make_prompt_cache(model)]
     return [tuple(r for _ in range(size) for r in next(found)) for size in sizes]
 
 
-def stored(layer: Any, stock: Any, offset: int) -> dict[str, mx.array]:
-    """Run the layer's attention alone on mlx-lm's cache, standing at `offset`."""
-    leaves = [KVCache() for _ in (stock.caches if isinstance(stock, CacheList) else [0])]
+def stored(layer: Any, native: Any, offset: int) -> dict[str, mx.array]:
+    """Run the layer's attention alone on mlx-lm's cache, at position `offset`."""
+    leaves = [KVCache() for _ in (native.caches if isinstance(native, CacheList) else [0])]
     for leaf in leaves:
         leaf.offset = offset
-    layer_cache = CacheList(*leaves) if isinstance(stock, CacheList) else leaves[0]
+    layer_cache = CacheList(*leaves) if isinstance(native, CacheList) else leaves[0]
     mx.random.seed(5)
     norm = layer.input_layernorm.weight
     x = mx.random.normal((1, TOKENS, norm.shape[0]))
@@ -99,19 +99,19 @@ def test_rotated_keys_equal_the_models_own_at_other_positions(name):
     model = model_of(name)
     caches = make_prompt_cache(model)
     compared = 0
-    for layer, stock, found in zip(model.layers, caches, rotations_of(name), strict=False):
-        if isinstance(stock, ArraysCache):
+    for layer, native, found in zip(model.layers, caches, rotations_of(name), strict=False):
+        if isinstance(native, ArraysCache):
             continue
-        here, there = (stored(layer, stock, offset) for offset in (FROM, FROM + DELTA))
+        near, far = (stored(layer, native, offset) for offset in (FROM, FROM + DELTA))
         rotation_of = {rotation.slot: rotation for rotation in found}
-        for slot, rows in here.items():
+        for slot, rows in near.items():
             rotation = rotation_of.get(slot)
-            assert np.array_equal(still(rows, rotation), still(there[slot], rotation))
+            assert np.array_equal(still(rows, rotation), still(far[slot], rotation))
             if rotation is not None:
-                assert close(rotate(rows, rotation, DELTA), there[slot], 2e-5)
-                assert close(rotate(there[slot], rotation, -DELTA), rows, 2e-5)
-                assert close(turned(rows, rotation, DELTA), there[slot], 2e-5)
-                assert not close(rows, there[slot], 0.1)
+                assert close(rotate(rows, rotation, DELTA), far[slot], 2e-5)
+                assert close(rotate(far[slot], rotation, -DELTA), rows, 2e-5)
+                assert close(turned(rows, rotation, DELTA), far[slot], 2e-5)
+                assert not close(rows, far[slot], 0.1)
             compared += 1
     assert compared
 
@@ -141,7 +141,7 @@ def test_quantized_weights_find_the_same_rotations(name):
     assert by_cache(model) == rotations_of(name)
 
 
-# --- what must not be believed ---------------------------------------------------------------
+# --- wrong rotations -------------------------------------------------------------------------
 
 WRONG: dict[str, dict[str, Any]] = {
     "base": {"base": 10_010.0},
@@ -161,44 +161,44 @@ def test_wrong_rotation_is_not_verified(wrong, dtype):
     rows = {p: _record(model, make_prompt_cache(model), p)[0].keys for p in (0, 37, 1_048_583)}
     (right,) = [rotation for rotation in _candidates(model) if rotation.dims == 64]
 
-    assert verified(right, rows)
-    assert not verified(None, rows)
-    assert not verified(replace(right, **WRONG[wrong]), rows)
+    assert rotation_fits(right, rows)
+    assert not rotation_fits(None, rows)
+    assert not rotation_fits(replace(right, **WRONG[wrong]), rows)
 
 
 def test_rotation_with_one_wrong_slow_pair_is_not_verified():
-    """The last pair turns 0.005 radians in 37 tokens; a hundredth of that shows far out."""
+    """The last pair turns 0.005 radians in 37 tokens; an error of 1 % shows only far out."""
     model = build_model({**LLAMA, "num_hidden_layers": 1})
     rows = {p: _record(model, make_prompt_cache(model), p)[0].keys for p in (0, 37, 1_048_583)}
     turns = tuple(10_000.0 ** (-d / 64) for d in range(0, 64, 2))
     right = Rotation("keys", 0, 64, traditional=False, base=None, scale=1.0, frequencies=turns)
-    assert verified(right, rows)
-    assert not verified(replace(right, frequencies=(*turns[:-1], turns[-1] * 1.01)), rows)
+    assert rotation_fits(right, rows)
+    assert not rotation_fits(replace(right, frequencies=(*turns[:-1], turns[-1] * 1.01)), rows)
 
 
 class Lies(nn.RoPE):
-    """Turns at a rate that is not the one it declares."""
+    """A rotation at another rate than it declares."""
 
     def __call__(self, x, offset=0):
         return mx.fast.rope(x, 64, traditional=False, base=10_100.0, scale=1.0, offset=offset)
 
 
 class Adds(nn.RoPE):
-    """Depends on the position, and not by turning."""
+    """A dependence on the position that is not a rotation."""
 
     def __call__(self, x, offset=0):
         return x + 0.01 * (offset + mx.arange(x.shape[-2]))[:, None]
 
 
 class Grows(nn.RoPE):
-    """Turns rightly and gains length on the way."""
+    """A correct rotation that also lengthens the vectors."""
 
     def __call__(self, x, offset=0):
         return super().__call__(x, offset) * (1 + 0.001 * offset)
 
 
 class Breaks(nn.RoPE):
-    """Runs at the start only."""
+    """A rotation that fails beyond the start."""
 
     def __call__(self, x, offset=0):
         if offset:
@@ -245,7 +245,7 @@ def test_absolute_positions_are_unknown():
 
 def test_unobservable_cache_is_unknown():
     class Sealed:
-        """Holds what a model puts in without showing how."""
+        """A cache that does not expose its contents."""
 
     model = build_model(LLAMA)
     sealed = lambda: [Sealed(), CacheList(KVCache(), Sealed())]  # noqa: E731
@@ -256,7 +256,7 @@ def test_unobservable_cache_is_unknown():
 
 
 class TwoCaches(nn.Module):
-    """Stores turned keys in both caches of its one layer, and some values beside them."""
+    """A layer that stores rotated keys in both of its caches, and values beside some."""
 
     def __init__(self, second_fill, writes=1):
         super().__init__()
@@ -289,7 +289,7 @@ def test_second_cache_without_values_is_an_index(model, found):
 
 
 def test_yarn_magnitude_is_not_applied_twice():
-    """The module itself would stretch keys by 1.35: they carry its factor already."""
+    """The module would scale keys by 1.35, but stored keys already include that factor."""
     model = model_of("gpt_oss")
     rope = model.layers[0].self_attn.rope
     ((rotation,), *_) = rotations_of("gpt_oss")

@@ -44,7 +44,7 @@ THOUGHT = [
 
 
 def template_messages(fabric, index=-1):
-    """Return what the template of the node's last turn was given."""
+    """Return the template's input of the node's last turn."""
     return [template_form(message) for message in fabric["node-a"].requests[index].messages]
 
 
@@ -211,7 +211,7 @@ async def test_output_items_can_be_sent_back_unchanged():
         items = [{"role": "user", "content": BODY["input"]}, *done.output, *outputs]
         await client.responses.create(model=MODEL, input=items, tools=tools)
         whole = template_messages(fabric)
-        # Some clients keep no more of a thought than what they cannot read.
+        # Some clients keep only the encrypted content of a thought.
         items[1] = {
             "type": "reasoning",
             "summary": [],

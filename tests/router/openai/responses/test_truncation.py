@@ -44,7 +44,7 @@ async def test_oldest_turns_are_dropped_until_prompt_and_answer_fit():
     assert answer.headers[HEADER] == f"truncation={dropped}"
     assert "x-macfabric-ignored" not in answer.headers
     assert messages[0].role is MessageRole.SYSTEM
-    assert messages[1].texts[0].startswith(f"{dropped // 2:04}"), "it begins with a turn"
+    assert messages[1].texts[0].startswith(f"{dropped // 2:04}"), "the cut is at a turn's start"
     assert messages[-1].texts == ("and now?",)
     assert CONTEXT // 2 < sum(map(chars_of, messages)) <= CONTEXT * 3 // 4
     assert len(a.counted) <= 5
