@@ -21,9 +21,9 @@ setup: $(READY)  ## make .venv with the pinned versions (PYTHON=/path/to/python3
 demo: $(READY)  ## show the product: agents that remember, on a local fabric of three nodes
 	@$(BIN)/macfabric demo $(ARGS)
 
-# tests/conftest.py orders the files. Compiled ones are kept, also where the environment says not to:
-# the tests start many processes, which would else compile the same files again and again.
-# Three processes for each of two cores: half of what a test takes, it waits.
+# tests/conftest.py orders the files. Compiled files are kept, even if the environment disables that:
+# the tests start many processes, which would otherwise compile the same files again and again.
+# Three processes for each of two cores: a test waits for half of its time.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)  ## run what a change needs: minutes (TESTS=tests/node ARGS="-k name" narrow it)
@@ -32,7 +32,7 @@ test: $(READY)  ## run what a change needs: minutes (TESTS=tests/node ARGS="-k n
 test-all: $(READY)  ## run every test: hours (10,000 simulated lives, every kill, emulated Macs)
 	@$(PYTEST) -m "" $(TESTS) $(ARGS)
 
-# Parts of one file are spread test by test, or they would keep a single process busy.
+# Parts with one file are distributed test by test; otherwise one process would run all of them.
 SPREAD = $(if $(filter lives-% routers-% fuzz templates,$(PART)),--dist worksteal)
 # Real clusters starve each other on two cores: one at a time.
 SPREAD += $(if $(filter cluster chaos fleet,$(PART)),-n 1)
@@ -44,10 +44,10 @@ nightly: $(READY)  ## run one part of the nightly tests, up to an hour (PART=liv
 fuzz: $(READY)  ## a million hostile inputs for every parser: minutes (ARGS="-k manifest" narrows)
 	@$(BIN)/python -m pytest tests/fuzz -q -s -m nightly $(ARGS)
 
-mac-check: $(READY)  ## show what one Mac can show, as a table for an issue: ten minutes (ARGS=--quick)
+mac-check: $(READY)  ## run every check for one Mac, as a table for an issue: ten minutes (ARGS=--quick)
 	@$(BIN)/python -m benchmarks.mac_check $(ARGS)
 
-bench-smoke: $(READY)  ## run every benchmark for seconds; name what is worse than committed: minutes
+bench-smoke: $(READY)  ## run every benchmark for seconds; list figures worse than committed: minutes
 	@$(BIN)/python -m benchmarks.smoke $(ARGS)
 
 reference: $(READY)  ## write docs/commands.md from the commands' own descriptions
@@ -67,11 +67,11 @@ clean:  ## remove caches and build output; the virtual environment stays
 	@find fabric node router tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + \
 		2>/dev/null || true
 
-# Compiled files stay in the virtual environment, in a folder of their own: `ray up` hashes all that
-# lies beside the sources, and would take what was compiled meanwhile for changed code. That folder
-# is filled here, once: else every process of a first start would compile the same modules.
-# Runs again only when the requirements change. A virtual environment whose Python is missing or
-# unsuitable (an upgrade by Homebrew leaves such ones) is made anew.
+# Compiled files stay in the virtual environment, in a folder of their own: `ray up` hashes everything
+# beside the sources, and would mistake newly compiled files for changed code. That folder is
+# filled here, once; otherwise every process of a first start would compile the same modules.
+# Runs again only when the requirements change. A virtual environment whose Python is missing
+# or unsuitable (as after a Homebrew upgrade) is recreated.
 SUITABLE := import platform, sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14) \
 	or platform.system() == "Darwin" and platform.machine() != "arm64")
 

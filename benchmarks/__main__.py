@@ -25,7 +25,7 @@ MISUSED = 2
 QUICK_NOTE = "a run of seconds shows that the benchmark works; its limits are not judged"
 
 
-def found() -> dict[str, str]:
+def list_benchmarks() -> dict[str, str]:
     """Return the description of each benchmark by name, without importing it."""
     described = {}
     for path in sorted(FOLDER.glob("*.py")):
@@ -38,7 +38,7 @@ def found() -> dict[str, str]:
 def list_all(argv: Sequence[str]) -> int:
     """Print every benchmark with its description."""
     parser = argparse.ArgumentParser(prog="macfabric bench", description="List the benchmarks.")
-    parser.add_argument("--list", action="store_true", help="(this is what happens anyway)")
+    parser.add_argument("--list", action="store_true", help="(the default)")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument(
         "--report",
@@ -51,9 +51,9 @@ def list_all(argv: Sequence[str]) -> int:
         print("\n".join(render_all(arguments.report)))
         return 0
     if arguments.json:
-        print_record(found())
+        print_record(list_benchmarks())
     else:
-        print_pairs(found().items())
+        print_pairs(list_benchmarks().items())
     return 0
 
 
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         return list_all(argv)
     name, *rest = argv
     name = name.replace("_", "-")
-    names = found()
+    names = list_benchmarks()
     if name not in names:
         print(f"no benchmark {name!r}; there are: {', '.join(names)}", file=sys.stderr)
         return MISUSED

@@ -21,7 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.models import prose_model, prose_text
-from benchmarks.recomputed_tokens import CHOICES, SHARES, chosen, deviations, left
+from benchmarks.recomputed_tokens import CHOICES, SHARES, choose_tokens, deviations, remaining_moves
 from benchmarks.report import Limit, Report, say
 from fabric.kvcache.arrangement import Move
 from node.mlx.engine import Engine
@@ -128,13 +128,13 @@ def _trial(engine: Engine, prompt: Sequence[int], edits: Sequence[Edit]) -> Tria
 def _arms(
     engine: Engine, original: Sequence[int], edited: Sequence[int], edits: Sequence[Edit]
 ) -> dict[str, list[Move]]:
-    """Return the kept and moved tokens for each choice of recomputed ones beside the inserted."""
+    """Return the kept and moved tokens for each choice of tokens to recompute."""
     arms = {f"{k} recomputed": _edited(original, edits, k)[1] for k in RECOMPUTED}
     _, moves = _edited(original, edits, 0)
     found = deviations(engine.model, original[:-1], edited[:-1], moves)
     for choice, share in product(CHOICES, SHARES):
-        picked = chosen(choice, share, moves, found)
-        arms[f"{choice} {share:.0%}"] = left(moves, picked)
+        picked = choose_tokens(choice, share, moves, found)
+        arms[f"{choice} {share:.0%}"] = remaining_moves(moves, picked)
     return {**arms, ALL: moves[:1]}
 
 

@@ -76,7 +76,7 @@ def prepare(engine: Engine, slots: list[DecodeSlot]) -> None:
 
 
 def hurry(engine: Engine, slots: list[DecodeSlot]) -> None:
-    """Launch a step while the one before runs, and wait for the latter."""
+    """Launch a step while the previous one runs, and wait for the previous one."""
     before = [slot.pending for slot in slots]
     engine.launch(engine.prepare(slots))
     mx.eval(before)

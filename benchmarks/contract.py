@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> Report:
     limits: list[Limit] = []
     for model in models:
         stories = [story(random.Random(f"{arguments.seed}:{n}")) for n in range(count)]
-        answers = played(model, stories, recomputed)
+        answers = play_stories(model, stories, recomputed)
         tables[model] = {arm: row(stories, answers, arm) for arm in answers[0]}
         ratios |= {f"{model}.{name}": rate for name, rate in rates(stories, answers).items()}
         kept = ratios.get(f"{model}.contract holds", math.nan)
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> Report:
     return Report(parameters, tables, ratios, tuple(limits), (NOTE,))
 
 
-def played(
+def play_stories(
     model: str, stories: Sequence[Story], recomputed: Sequence[int]
 ) -> list[dict[str, Answer]]:
     """Play all stories with one model, once for each number of recomputed tokens."""
@@ -137,10 +137,10 @@ def played(
 
 
 def _progress(
-    model: str, stories: Sequence[Story], found: Sequence[Mapping[str, Answer]], count: int
+    model: str, stories: Sequence[Story], answers: Sequence[Mapping[str, Answer]], count: int
 ) -> str:
     """Describe the stories played so far, for runs that are interrupted."""
-    known = rates(stories[:count], found[:count])
+    known = rates(stories[:count], answers[:count])
     figures = ", ".join(f"{name} {figure:.2f}" for name, figure in known.items())
     return f"{model}, {count} of {len(stories)} stories: {figures}"
 
@@ -190,7 +190,7 @@ def story(draw: random.Random) -> Story:
 
 def play(service: NodeService, each: Story, name: str) -> dict[str, Answer]:
     """Ask in every way, each by its own agent."""
-    found = {
+    answers = {
         "full": _edited(service, each, f"full-{name}", each.told, None),
         "anew": _edited(service, each, None, each.edited, None),
         "amortize": amortized(service, each, name),
@@ -198,8 +198,8 @@ def play(service: NodeService, each: Story, name: str) -> dict[str, Answer]:
     }
     for mode in EditMode:
         arm = f"{mode.value} by directive"
-        found[arm] = _directed(service, each, f"{mode.value}-{name}", mode)
-    return found
+        answers[arm] = _directed(service, each, f"{mode.value}-{name}", mode)
+    return answers
 
 
 def amortized(service: NodeService, each: Story, name: str) -> Answer:
@@ -268,7 +268,7 @@ def _ask(
         edits=mode,
     )
 
-    async def asked() -> Answer:
+    async def read_answer() -> Answer:
         text, amortized_tokens = "", 0
         first: dict[str, float] = {}
         async for event in service.node.turns.serve(request):
@@ -280,7 +280,7 @@ def _ask(
                     first = dict(event.logprobs[0].alternatives)
         return Answer(text.strip(), first, amortized_tokens)
 
-    return asyncio.run_coroutine_threadsafe(asked(), service._loop).result(60)  # noqa: SLF001
+    return asyncio.run_coroutine_threadsafe(read_answer(), service._loop).result(60)  # noqa: SLF001
 
 
 # --- answers by reference ---------------------------------------------------------------------

@@ -54,13 +54,13 @@ def measure_calls(*, quick: bool) -> dict[str, dict[str, float]]:
 
 
 async def _calls(url: str, keys: Path, use: Use | None, count: int) -> dict[str, float]:
-    found = read_router_keys(keys)
+    router_keys = read_router_keys(keys)
     is_tls = url.startswith("https://")
-    secret = http_secret(found.cluster_key)
+    secret = http_secret(router_keys.cluster_key)
     headers = {"content-type": "application/msgpack", NODE_HEADER: _NAME, CLUSTER_HEADER: secret}
     name = MEMBER_NAME if is_tls else None
     waits_s = []
-    async with NodeHttp(found.node_facing() if is_tls else None) as http:
+    async with NodeHttp(router_keys.node_facing() if is_tls else None) as http:
         for index in range(WARM_UP + count):
             if index == WARM_UP:
                 used_s = time.process_time()
@@ -77,14 +77,14 @@ async def _calls(url: str, keys: Path, use: Use | None, count: int) -> dict[str,
 @contextmanager
 def _node(keys: Path, *, is_tls: bool) -> Iterator[str]:
     """Serve calls as a node does, in a thread; yield its address."""
-    found = read_keys(keys)
+    node_keys = read_keys(keys)
     reply = encode_reply(Offer(bytes(RECORD_BYTES), b"", ()))
 
     async def answer(_: bytes) -> bytes:
         return reply
 
-    app = Starlette(routes=ControlHttp(_NAME, found.cluster_key, answer).routes())
-    server = http_server(app, found.server_context() if is_tls else None)
+    app = Starlette(routes=ControlHttp(_NAME, node_keys.cluster_key, answer).routes())
+    server = http_server(app, node_keys.server_context() if is_tls else None)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the node does
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))

@@ -254,14 +254,14 @@ def _cost_of_moving(model: Geometry, tokens_count: int, rounds: int) -> tuple[fl
     engine = build_engine(build_model(model))
     repeated = pattern(model.vocabulary)
     [cache] = resident_caches(engine, repeated, [tokens_count + CHUNK], CHUNK)
-    spent = []
+    moves_s = []
     for number in range(rounds):
         by = 8 if number % 2 else -8
         end = cache.tokens_count
         began_s = time.perf_counter()
         cache.rearrange([Move(0, CHUNK, 0), Move(CHUNK + max(0, -by), end, CHUNK + max(0, by))])
         cache.settle()
-        spent.append(time.perf_counter() - began_s)
+        moves_s.append(time.perf_counter() - began_s)
         if cache.ahead:
             engine.prefill(cache, repeated[: cache.ahead[0][0] - cache.tokens_count])
     chunks = []
@@ -271,4 +271,4 @@ def _cost_of_moving(model: Geometry, tokens_count: int, rounds: int) -> tuple[fl
         engine.prefill(cache, (repeated * (CHUNK // len(repeated) + 1))[:CHUNK])
         chunks.append(time.perf_counter() - began_s)
     prefill_s = statistics.median(chunks) * tokens_count / CHUNK
-    return statistics.median(spent), prefill_s
+    return statistics.median(moves_s), prefill_s

@@ -67,15 +67,15 @@ class EmulatedFleet:
     @classmethod
     def find(cls, number: int | None = None) -> Self:
         """Return another process's fleet; without a number, the only one created by `up`."""
-        found = namespaces.records()
-        started = [n for n, record in found.items() if record["by_command"]]
+        records = namespaces.records()
+        started = [n for n, record in records.items() if record["by_command"]]
         if number is None and len(started) == 1:
             number = started[0]
-        if number is None or number not in found:
-            names = ", ".join(map(str, found)) or "none; start one with `up`"
-            message = f"say which fleet: --fleet N (running: {names})"
+        if number is None or number not in records:
+            names = ", ".join(map(str, records)) or "none; start one with `up`"
+            message = f"name a fleet with --fleet N (running: {names})"
             raise FleetError(message)
-        record = found[number]
+        record = records[number]
         pairs = [tuple(pair) for pair in record.pop("cables")]
         return cls(**record, cables=pairs, number=number)
 

@@ -99,7 +99,7 @@ class EmulatedMac:
         deadline_s = time.monotonic() + BOOT_TIMEOUT_S
         while _LISTENS not in (printed := log.read_text()):
             if self._parent.poll() is not None or time.monotonic() > deadline_s:
-                message = f"{self.name} did not start: {printed.strip() or 'nothing said'}"
+                message = f"{self.name} did not start: {printed.strip() or 'no output'}"
                 raise FleetError(message)
             time.sleep(_POLL_S)
         number = self._parent.pid

@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         added.add_argument("--json", action="store_true", help="print JSON")
         if name not in ("up", "list", "sweep"):
-            added.add_argument("--fleet", type=int, metavar="N", help="which, if there are several")
+            added.add_argument("--fleet", type=int, metavar="N", help="its number, if several run")
         if mac:
             added.add_argument("mac", type=int, metavar="MAC", help="number of the Mac, from 0")
         return added
@@ -119,7 +119,7 @@ def _interrupt(*_: object) -> None:
 def _exec(arguments: argparse.Namespace) -> int:
     command = [word for i, word in enumerate(arguments.command) if i or word != "--"]
     if not command:
-        message = "say what to run: exec MAC COMMAND ..."
+        message = "name a command: exec MAC COMMAND ..."
         raise FleetError(message)
     namespace = EmulatedFleet.find(arguments.fleet).namespace(arguments.mac)
     sys.stdout.flush()

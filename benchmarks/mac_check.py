@@ -66,10 +66,10 @@ def judge_doctor(status: int, printed: str) -> tuple[str, str]:
 
 def judge_demo(status: int, printed: str) -> tuple[str, str]:
     """Read `macfabric demo --json`."""
-    found = _json(printed)
-    if status or not found:
+    report = _json(printed)
+    if status or not report:
         return "failed", _last_line(printed)
-    return "ok", f"ready in {found['start_seconds']} s, all answers right in {found['seconds']} s"
+    return "ok", f"ready in {report['start_seconds']} s, all answers right in {report['seconds']} s"
 
 
 def judge_tests(status: int, printed: str) -> tuple[str, str]:

@@ -101,7 +101,7 @@ def _report(moves: list[Move], calls: dict[str, dict[str, float]]) -> Report:
             "whole move [s]": statistics.median(r["seconds"] for r in receipts),
             "bytes sent": sent,
             "prefill on the target [s]": cold_s,
-            "one call in haste": calls,
+            "one control call": calls,
         },
         ratios={"prefill by pause and transfer at 1 Gbit/s": cold_s / shipped_s},
         limits=(

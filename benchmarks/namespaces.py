@@ -143,7 +143,7 @@ def write_record(file: IO[str], record: dict[str, Any]) -> None:
 
 def records() -> dict[int, dict[str, Any]]:
     """Return the records of all fleets whose owner lives, by number."""
-    found = {}
+    live_records = {}
     for path in _state_files():
         number = int(path.stem)
         file = _lock(number, create=False)
@@ -151,8 +151,8 @@ def records() -> dict[int, dict[str, Any]]:
             file.close()
             continue
         with contextlib.suppress(OSError, ValueError):
-            found[number] = json.loads(path.read_text())
-    return found
+            live_records[number] = json.loads(path.read_text())
+    return live_records
 
 
 def release(number: int, file: IO[str]) -> None:
@@ -266,7 +266,7 @@ def _lock(number: int, *, create: bool = True) -> IO[str] | None:
 
 def _all_names() -> list[tuple[int, str]]:
     listed = (line.split()[0] for line in run("ip", "netns", "list").splitlines() if line)
-    return [(int(found[1]), name) for name in listed if (found := _NAME.fullmatch(name))]
+    return [(int(match[1]), name) for name in listed if (match := _NAME.fullmatch(name))]
 
 
 def _names(number: int) -> list[str]:
@@ -275,11 +275,11 @@ def _names(number: int) -> list[str]:
 
 def _routed() -> list[IPv4Network]:
     rows = json.loads(run("ip", "-j", "-4", "route", "show", "table", "all") or "[]")
-    found = []
+    networks = []
     for row in rows:
         with contextlib.suppress(ValueError):  # "default", among others
-            found.append(IPv4Network(row["dst"]))
-    return found
+            networks.append(IPv4Network(row["dst"]))
+    return networks
 
 
 if __name__ == "__main__":

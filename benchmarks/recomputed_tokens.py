@@ -55,9 +55,9 @@ def _states(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
             early = mx.concatenate([attention.k_proj(read), attention.v_proj(read)], axis=-1)
         hidden = layer(hidden, "causal")
     assert early is not None, "the model needs several layers"
-    found = early[0].astype(mx.float32), hidden[0].astype(mx.float32)
-    mx.eval(found)
-    return np.array(found[0]), np.array(found[1])
+    states = early[0].astype(mx.float32), hidden[0].astype(mx.float32)
+    mx.eval(states)
+    return np.array(states[0]), np.array(states[1])
 
 
 def places(moves: Sequence[Move]) -> np.ndarray:
@@ -70,9 +70,11 @@ def old_places(moves: Sequence[Move]) -> np.ndarray:
     return np.concatenate([np.arange(move.start, move.end) for move in moves[1:]])
 
 
-def chosen(choice: str, share: float, moves: Sequence[Move], found: Deviations) -> np.ndarray:
+def choose_tokens(
+    choice: str, share: float, moves: Sequence[Move], differences: Deviations
+) -> np.ndarray:
     """Return a mask of the kept tokens behind the head that are recomputed."""
-    count = len(found.early)
+    count = len(differences.early)
     budget = round(share * count)
     picked = np.zeros(count, bool)
     if choice == "first":
@@ -80,11 +82,11 @@ def chosen(choice: str, share: float, moves: Sequence[Move], found: Deviations) 
         picked[np.argsort(rank, kind="stable")[:budget]] = True
         return picked
     if choice != "blocks":
-        by = found.early if choice == "deviating" else found.last
+        by = differences.early if choice == "deviating" else differences.last
         picked[np.argsort(-by, kind="stable")[:budget]] = True
         return picked
     blocks = np.arange(0, count, BLOCK_TOKENS)
-    means = [found.early[at : at + BLOCK_TOKENS].mean() for at in blocks]
+    means = [differences.early[at : at + BLOCK_TOKENS].mean() for at in blocks]
     for number in np.argsort(-np.array(means), kind="stable"):
         if picked.sum() + BLOCK_TOKENS > budget:
             break
@@ -92,16 +94,16 @@ def chosen(choice: str, share: float, moves: Sequence[Move], found: Deviations) 
     return picked
 
 
-def left(moves: Sequence[Move], picked: np.ndarray) -> list[Move]:
+def remaining_moves(moves: Sequence[Move], picked: np.ndarray) -> list[Move]:
     """Return the moves without the recomputed tokens."""
-    found, at = [moves[0]], 0
+    remaining, at = [moves[0]], 0
     for move in moves[1:]:
-        own = picked[at : at + move.end - move.start]
-        at += len(own)
-        edges = np.flatnonzero(np.diff(own, prepend=True, append=True))
-        found += [
+        is_picked = picked[at : at + move.end - move.start]
+        at += len(is_picked)
+        edges = np.flatnonzero(np.diff(is_picked, prepend=True, append=True))
+        remaining += [
             Move(move.start + first, move.start + last, move.new_start + first)
             for first, last in pairwise(map(int, edges))
-            if not own[first]
+            if not is_picked[first]
         ]
-    return found
+    return remaining

@@ -75,48 +75,50 @@ class Simulation:
     def _take(self, ask: Ask) -> None:
         key = (TenantId(ask.tenant), AgentId(ask.agent))
         score = self.scores.setdefault(ask.tenant, Score())
-        kept = self._kept.get(key)
+        record = self._kept.get(key)
         alike = (k.ask for k in self._kept.values() if ask.group and k.ask.group == ask.group)
-        there = max((a.shared_tokens for a in alike), default=0)
-        score.found += max(kept.ask.tokens if kept else 0, min(there, ask.shared_tokens))
-        seen = min(self._seen_groups.get(ask.group, 0), ask.shared_tokens)
-        score.wanted += max(self._seen.get(key, 0), seen)
+        stored_tokens = max((a.shared_tokens for a in alike), default=0)
+        score.found += max(
+            record.ask.tokens if record else 0, min(stored_tokens, ask.shared_tokens)
+        )
+        seen_tokens = min(self._seen_groups.get(ask.group, 0), ask.shared_tokens)
+        score.wanted += max(self._seen.get(key, 0), seen_tokens)
         self._seen[key] = ask.tokens
         if ask.group:
-            known = self._seen_groups.get(ask.group, 0)
-            self._seen_groups[ask.group] = max(known, ask.shared_tokens)
-        first_s, turns_count = (kept.first_s, kept.turns_count) if kept else (ask.at_s, 0)
+            group_tokens = self._seen_groups.get(ask.group, 0)
+            self._seen_groups[ask.group] = max(group_tokens, ask.shared_tokens)
+        first_s, turns_count = (record.first_s, record.turns_count) if record else (ask.at_s, 0)
         self._kept[key] = _Kept(ask, first_s, turns_count + 1)
         self._reuse.note(key[0], turns_count + 1)
         self._evict(key)
 
     def _held_tokens(self) -> int:
-        fixed, own, shared = self.workload.fixed_tokens, 0, set()
-        for kept in self._kept.values():
-            own += kept.ask.tokens - kept.ask.shared_tokens + fixed
-            shared.add((kept.ask.group, kept.ask.shared_tokens))
-        return own + sum(tokens for _, tokens in shared)
+        fixed, own_tokens, shared = self.workload.fixed_tokens, 0, set()
+        for record in self._kept.values():
+            own_tokens += record.ask.tokens - record.ask.shared_tokens + fixed
+            shared.add((record.ask.group, record.ask.shared_tokens))
+        return own_tokens + sum(tokens for _, tokens in shared)
 
     def _evict(self, active: AgentKey) -> None:
         if self._held_tokens() <= self.workload.budget_tokens:
             return
-        candidates = [self._candidate(key, kept, active) for key, kept in self._kept.items()]
+        candidates = [self._candidate(key, record, active) for key, record in self._kept.items()]
         budget = self.workload.budget_tokens
         rules = Rules(rank=self._rank())
-        for gone in choose(candidates, budget, rules, free_share=FREE_SHARE).dropped:
-            del self._kept[gone.key]
+        for candidate in choose(candidates, budget, rules, free_share=FREE_SHARE).dropped:
+            del self._kept[candidate.key]
 
-    def _candidate(self, key: AgentKey, kept: _Kept, active: AgentKey) -> Candidate:
-        ask = kept.ask
-        own = ask.tokens - ask.shared_tokens + self.workload.fixed_tokens
+    def _candidate(self, key: AgentKey, record: _Kept, active: AgentKey) -> Candidate:
+        ask = record.ask
+        own_tokens = ask.tokens - ask.shared_tokens + self.workload.fixed_tokens
         shared: dict[Hashable, int] = {}
         if ask.group:
             shared = {f"{ask.group}:{ask.shared_tokens}": ask.shared_tokens}
         return Candidate(
             key,
-            {ask.agent: own, **shared},
+            {ask.agent: own_tokens, **shared},
             self.now_s - ask.at_s,
-            self._reuse.probability(key[0], kept.turns_count),
+            self._reuse.probability(key[0], record.turns_count),
             ask.tokens / PREFILL_TOKENS_PER_S,
             is_active=key == active,
         )

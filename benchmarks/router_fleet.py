@@ -236,8 +236,8 @@ async def start_fleet(
     membership = services.fleet.membership
     await membership.discover()
     await asyncio.gather(*(membership.heartbeat(m, _NEVER) for m in membership.members))
-    while unreported_names := membership.unreported():  # lists that timed out beside all the others
-        members = [membership.find(name) for name in unreported_names[:LISTS_AT_ONCE]]
+    while names := membership.unreported_nodes():  # lists that timed out beside all the others
+        members = [membership.find(name) for name in names[:LISTS_AT_ONCE]]
         await asyncio.gather(*(membership.heartbeat(m, _NEVER) for m in members if m))
     return BenchFleet(services, nodes, clock)
 

@@ -133,7 +133,7 @@ async def _serving(http: NodeHttp, node_url: str) -> AsyncIterator[str]:
 
 
 async def _settle(fleet: BenchFleet) -> None:
-    while not fleet.services.fleet.membership.settled():  # noqa: ASYNC110 - as above
+    while not fleet.services.fleet.membership.is_settled():  # noqa: ASYNC110 - as above
         await asyncio.sleep(0.01)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import found
+from benchmarks.__main__ import list_benchmarks
 from benchmarks.report import say
 
 COMMITTED = Path(__file__).resolve().parent / "results" / "smoke.json"
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="default: 1.5")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args(argv)
-    names = arguments.names or sorted(set(found()) - LEFT_OUT)
+    names = arguments.names or sorted(set(list_benchmarks()) - LEFT_OUT)
     committed: dict[str, Limits] = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else {}
     problems: list[str] = []
     for number, name in enumerate(names, start=1):

@@ -110,7 +110,7 @@ def _taken(
 ) -> ResidentCache:
     """Assemble a prompt's cache from other caches, and compute the missing tokens."""
     cache = engine.new_cache(len(prompt) + FOLLOWING_TOKENS)
-    held, shifts = [], []
+    spans, shifts = [], []
     for number, source in enumerate(sources):
         new = HEAD_TOKENS + number * DOCUMENT_TOKENS + recomputed
         end = min(HEAD_TOKENS + (number + 1) * DOCUMENT_TOKENS, len(prompt) - 1)
@@ -119,9 +119,9 @@ def _taken(
             continue
         for row, theirs in zip(cache.rows(), source.rows(), strict=True):
             row[:, new:end] = theirs[:, old : old + end - new]
-        held.append((new, end))
+        spans.append((new, end))
         shifts.append(Shift(new, end, new - old))
-    cache.hold(0, held, shifts)
+    cache.hold(0, spans, shifts)
     fill(engine, cache, prompt[:-1])
     return cache
 

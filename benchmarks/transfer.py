@@ -305,7 +305,7 @@ def _answer(end: subprocess.Popen[str]) -> dict[str, Any]:
     assert end.stdout is not None, "started with a pipe"
     line = end.stdout.readline()
     if not line:
-        message = "an end of the transfer has died; its words are above"
+        message = "an end of the transfer has died; its output is above"
         raise RuntimeError(message)
     answer: dict[str, Any] = json.loads(line)
     return answer

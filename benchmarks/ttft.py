@@ -5,7 +5,7 @@
     disk    its cache was evicted from memory
     peer    another node owns it: the time includes the move
 
-Real nodes and a real router as `macfabric up` starts them, asked over HTTP. Each turn after the
+Real nodes and a real router as `macfabric up` starts them, accessed over HTTP. Each turn after the
 first adds a message to the conversation, as clients do.
 """
 
@@ -28,7 +28,7 @@ CONTEXTS, QUICK_CONTEXTS = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768), (512, 1
 BATCHES, QUICK_BATCHES = (1, 2, 4, 8), (1, 2)
 ROUNDS, QUICK_ROUNDS = 5, 1
 BATCH_TOKENS_MAX = 32_768  # of all agents of a cell, as a cold batch of long contexts takes hours
-COLD_SECONDS_MAX = 600.0  # after this time a cell's cold rounds end, whatever their number
+COLD_SECONDS_MAX = 600.0  # after this time a cell measures no more cold rounds
 ANSWER_TOKENS = 8
 STATES = ("cold", "hot", "disk", "peer")
 DISK_RATIOS = {8_192: 100.0, 32_768: 300.0}  # least cold/disk at a context

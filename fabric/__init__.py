@@ -1,6 +1,6 @@
 """The pure core of macfabric: what node and router exchange, and the node's arithmetic.
 
-No I/O, clock, randomness, threads, MLX or Ray. The one exception is the room `hosting`, which holds
+No I/O, clock, randomness, threads, MLX or Ray. The one exception is `hosting`, which holds
 what both processes need to run. Only the node uses kvcache (except its hashes), retention (except
 the disk reserve), layouts, cuts and rekeying of record, plans, edits and alignments of turn, and
 handshakes, tickets and compression of net.

@@ -20,13 +20,13 @@ _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 def key_digest(spelled: str) -> bytes:
     """Return the digest of a key as settings spell it; raise RejectedError if it is not a key."""
     if spelled.lower().startswith(DIGEST_PREFIX):
-        found = _DIGEST.fullmatch(spelled)
-        if found is None:
+        match = _DIGEST.fullmatch(spelled)
+        if match is None:
             message = (
                 f"{DIGEST_PREFIX} must be followed by the 64 hexadecimal digits of a key's digest"
             )
             raise RejectedError(message, code="invalid_settings")
-        return bytes.fromhex(found[1])
+        return bytes.fromhex(match[1])
     if len(spelled) < KEY_CHARS_MIN:
         message = f"a key must have at least {KEY_CHARS_MIN} characters"
         raise RejectedError(message, code="invalid_settings")
@@ -40,11 +40,11 @@ def is_plain(spelled: str) -> bool:
 
 def name_of(given: bytes, digests: Mapping[str, bytes]) -> str | None:
     """Return the name of a key's owner, or None, in constant time."""
-    found, digest = None, sha256(given).digest()
+    owner, digest = None, sha256(given).digest()
     for name, expected_digest in digests.items():
         if hmac.compare_digest(digest, expected_digest):
-            found = name
-    return found
+            owner = name
+    return owner
 
 
 def http_secret(cluster_key: bytes) -> str:

@@ -101,12 +101,13 @@ class Rules:
 
     def floors_bytes(self, present: Iterable[TenantId], budget_bytes: int) -> dict[TenantId, float]:
         """Return each present tenant's floor: bytes that other tenants cannot evict."""
-        named = {tenant: s.floor for tenant, s in self.tenants.items() if s.floor is not None}
+        floors = {tenant: s.floor for tenant, s in self.tenants.items() if s.floor is not None}
         tenants = set(present)
-        rest = max(0.0, 1.0 - math.fsum(named.values())) / max(1, len(tenants - named.keys()))
+        default = max(0.0, 1.0 - math.fsum(floors.values())) / max(1, len(tenants - floors.keys()))
         return {
             tenant: min(
-                named.get(tenant, rest) * budget_bytes, self.quota_bytes(tenant, budget_bytes)
+                floors.get(tenant, default) * budget_bytes,
+                self.quota_bytes(tenant, budget_bytes),
             )
             for tenant in tenants
         }
@@ -243,14 +244,14 @@ class _Tier:
 
     def _sweep(self, is_due: Callable[[Candidate], bool], kept: Collection[AgentKey]) -> None:
         """Drop candidates that are due, the least valuable first."""
-        left = []
+        remaining = []
         for candidate in self._left:
             may_go = candidate.is_superseded or candidate.key not in kept
             if may_go and is_due(candidate):
                 self._drop(candidate)
             else:
-                left.append(candidate)
-        self._left = left
+                remaining.append(candidate)
+        self._left = remaining
 
     def _freed_bytes(self, candidate: Candidate) -> int:
         return sum(size for name, size in candidate.pieces.items() if self._referrers[name] == 1)

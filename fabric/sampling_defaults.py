@@ -56,27 +56,27 @@ def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, float]:
 
     Source: `GenerationConfig` of transformers, where `do_sample: false` is greedy decoding.
     """
-    found: dict[str, float] = {
+    defaults: dict[str, float] = {
         name: generation_config[name]
         for name in BUILT_IN
         if in_range(name, generation_config.get(name))
     }
     if generation_config.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return found
+        defaults["temperature"] = 0.0
+    return defaults
 
 
 def merged_defaults(
     settings: Mapping[str, float | None], model: Mapping[str, float]
 ) -> tuple[SamplingDefault, ...]:
     """Return the defaults in force: settings replace the model's own."""
-    chosen = {name: value for name, value in settings.items() if value is not None}
+    values = {name: value for name, value in settings.items() if value is not None}
     return tuple(
-        SamplingDefault(name, chosen[name], FROM_SETTINGS)
-        if name in chosen
+        SamplingDefault(name, values[name], FROM_SETTINGS)
+        if name in values
         else SamplingDefault(name, model[name], FROM_MODEL)
         for name in BUILT_IN
-        if name in chosen or name in model
+        if name in values or name in model
     )
 
 

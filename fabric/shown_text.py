@@ -37,8 +37,8 @@ def escape_json(document: str) -> str:
     return _IN_BLOCK.sub(_json_escape, document)
 
 
-def _escape(found: re.Match[str]) -> str:
-    character = found.group()
+def _escape(match: re.Match[str]) -> str:
+    character = match.group()
     code = ord(character)
     if character in _SHORT:
         return _SHORT[character]
@@ -47,8 +47,8 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _json_escape(found: re.Match[str]) -> str:
-    code = ord(found.group())
+def _json_escape(match: re.Match[str]) -> str:
+    code = ord(match.group())
     if code < 0x10000:
         return f"\\u{code:04x}"
     code -= 0x10000

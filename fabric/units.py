@@ -12,13 +12,13 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", re.ASCII | re.I
 
 def parse_bytes(text: str) -> int | None:
     """Read a number of bytes with its unit; None for anything else."""
-    found = _BYTES.fullmatch(text.strip())
-    if found is None:
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
         return None
-    unit = found[2].lower()
+    unit = match[2].lower()
     step = 1024 if "i" in unit else 1000
     power = _PREFIXES.find(unit[0]) + 1
-    count = float(found[1]) if "." in found[1] else int(found[1])
+    count = float(match[1]) if "." in match[1] else int(match[1])
     return int(count * step**power)
 
 
@@ -36,7 +36,7 @@ def format_bytes(count: float) -> str:
 def parse_seconds(text: str) -> float | None:
     """Read a duration with its units; None for anything else."""
     rest, total_s = text.strip(), 0.0
-    while found := _PART.match(rest):
-        total_s += float(found[1]) * _SECONDS[found[2].lower()]
-        rest = rest[found.end() :]
+    while match := _PART.match(rest):
+        total_s += float(match[1]) * _SECONDS[match[2].lower()]
+        rest = rest[match.end() :]
     return total_s if text.strip() and not rest else None

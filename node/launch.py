@@ -99,15 +99,15 @@ class Launch:
             self._create_missing()
         for node in self.nodes.values():
             if node.call is None and now_s >= node.ask_at_s:
-                node.call = _ask(node)
+                node.call = _request_state(node)
         yield from self._collect()
 
     def _create_missing(self) -> None:
         import ray
 
         rows = ray.nodes()
-        own = ray.get_runtime_context().get_node_id()
-        if _is_gone(own, rows):
+        own_id = ray.get_runtime_context().get_node_id()
+        if _is_gone(own_id, rows):
             # The supervisor restarts this process; the actors are not affected.
             message = "this machine's Ray node is gone: nothing is known about the other nodes"
             raise FatalError(message)
@@ -271,14 +271,14 @@ def _last_line(text: str) -> str:
     return lines[-1].strip()[:START_REASON_CHARS_MAX]
 
 
-def _is_gone(own: str, rows: list[dict[str, Any]]) -> bool:
+def _is_gone(node_id: str, rows: list[dict[str, Any]]) -> bool:
     """Return whether a Ray node is dead, or has a successor before Ray has noticed its end."""
     alive = {row["NodeID"]: machine_of(row) for row in rows if row["Alive"]}
-    machine = alive.pop(own, None)
+    machine = alive.pop(node_id, None)
     return machine is None or machine in alive.values()
 
 
-def _ask(node: LaunchedNode) -> Any:
+def _request_state(node: LaunchedNode) -> Any:
     """Request an actor's state, or at first the digest of its start options."""
     import ray
 
@@ -294,16 +294,16 @@ def describe_missing(launch: Launch, expected: int, timeout_s: float) -> str:
     """Describe the nodes that are missing after the timeout."""
     import ray
 
-    late = sorted(node.name for node in launch.nodes.values() if node.view is None)
-    if late:
-        nodes = [launch.nodes[name] for name in late]
+    missing = sorted(node.name for node in launch.nodes.values() if node.view is None)
+    if missing:
+        nodes = [launch.nodes[name] for name in missing]
         why = [node.failure or node.phase or "not placed by Ray" for node in nodes]
-        listed = "; ".join(f"{n}: {w}" for n, w in zip(late, why, strict=True))
-        return f"not ready after {timeout_s:g} s: {listed}"
-    seen = ", ".join(sorted(row["NodeManagerAddress"] for row in ray.nodes() if row["Alive"]))
+        reasons = "; ".join(f"{n}: {w}" for n, w in zip(missing, why, strict=True))
+        return f"not ready after {timeout_s:g} s: {reasons}"
+    hosts = ", ".join(sorted(row["NodeManagerAddress"] for row in ray.nodes() if row["Alive"]))
     return (
         f"{len(launch.nodes)} of {expected} Macs joined Ray within {timeout_s:g} s (Ray knows: "
-        f"{seen or 'none'}). A Mac joins by `ray start … --resources='{{\"{RESOURCE}\": 1}}' "
+        f"{hosts or 'none'}). A Mac joins by `ray start … --resources='{{\"{RESOURCE}\": 1}}' "
         f"--labels={LABEL}=NAME`"
     )
 

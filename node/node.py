@@ -9,7 +9,7 @@ from fabric.control.node_calls import THERMAL_STATES, NodeView, TierBytes
 from fabric.control.usage_view import ExitView, UsageView
 from fabric.ids import NodeName
 from fabric.net.links import LinkView
-from fabric.net.wire import FETCHING, SENDING, bounded
+from fabric.net.wire import FETCHING, SENDING, limit_names
 from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from fabric.turn.prompt_plan import prompt_bytes_max
@@ -233,8 +233,8 @@ class Node:
             erased=has.erased.fingerprint,
             fenced_turns=self.live_turns.fenced_count,
             failed_rounds=self.health.failed_rounds,
-            sending=bounded(has.transfers.counts(), SENDING),
-            fetching=bounded(self.connections.counts(), FETCHING),
+            sending=limit_names(has.transfers.counts(), SENDING),
+            fetching=limit_names(self.connections.counts(), FETCHING),
             hot_limit_bytes=engine.budget.limit_bytes,
             hot_total_bytes=engine.budget.total_bytes,
             thermal_state=has.thermal_state(),

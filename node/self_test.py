@@ -134,10 +134,10 @@ class SelfTests:
         """
         began, health = self._clock.monotonic_s(), self._health
         if health.problem is not None:
-            found: tuple[bool | None, str] = False, f"served without reuse: {health.problem}"
+            outcome: tuple[bool | None, str] = False, f"served without reuse: {health.problem}"
         else:
-            found = await self._try()
-        passed, detail = found
+            outcome = await self._try()
+        passed, detail = outcome
         self.found = SelfTest(bool(passed), detail, self._clock.monotonic_s() - began)
         self.is_sure = passed is not None
         if passed is False:

@@ -416,7 +416,7 @@ class NodeService:
         await node.background.pressure.stop()
         await node.background.sleep.stop()
         await node.background.folders.look()
-        left = await node.tiers.flusher.flush()
+        unsaved_count = await node.tiers.flusher.flush()
         if self._power is not None:
             await self._power.stop()
         if self._marking is not None:
@@ -424,8 +424,10 @@ class NodeService:
         if not node.background.folders.is_gone:
             await node.resources.workers.run(node.resources.service_time.save)
         await node.resources.workers.run(self._exits.note_end)
-        if left:
-            _log.error("%d agents are lost with this process: %s", left, node.health.degraded)
+        if unsaved_count:
+            _log.error(
+                "%d agents are lost with this process: %s", unsaved_count, node.health.degraded
+            )
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             with contextlib.suppress(TimeoutError):

@@ -1,7 +1,7 @@
 """Sleep of a Mac as an orderly leave and return; other systems send no notice.
 
-    notice ─▶ refuse turns ─▶ end and save those that run ─▶ a heartbeat says `asleep` ─▶ sleep
-    wake   ─▶ the next heartbeat says `ready` again
+    notice ─▶ refuse turns ─▶ end and save those that run ─▶ a heartbeat reports `asleep` ─▶ sleep
+    wake   ─▶ the next heartbeat reports `ready` again
 
 The router ends the lease of a node that reports `asleep` at once, and serves its agents elsewhere
 as if it had waited for the lease to expire. macOS waits up to 30 s for the answer to its notice.

@@ -96,7 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, help="a cluster file with a macfabric section")
     parser.add_argument("--data-dir", type=Path, help="the folder that holds the keys")
     parser.add_argument("--ray-address", default="auto", help="host:port of Ray's head")
-    parser.add_argument("--host", help="listen here instead of where the settings say")
+    parser.add_argument("--host", help="listen at this address instead of the one in the settings")
     parser.add_argument("--port", type=int, help="listen at this port; 0 chooses a free one")
     parser.add_argument("--expect", type=int, help="number of nodes of the fabric")
     parser.add_argument(

@@ -74,7 +74,7 @@ _ANTHROPIC: Final = "anthropic-version"  # a header that its clients send
 _OLLAMA: Final = "/api"  # path of its clients' requests, none of which are served
 
 
-def described() -> dict[str, Any]:
+def describe_api() -> dict[str, Any]:
     """Return the OpenAPI document of all routes."""
     rooms = (of_openai, of_responses, of_anthropic, of_admin, of_runs)
     error = {"anyOf": [ref("OpenAiError"), ref("AnthropicError")]}
@@ -142,7 +142,7 @@ def routes_of(
         *InputTokensApi(fleet, names, edits, responses).routes(),
         *StoredApi(stored, settle).routes(),
         *RunsApi(runs, OpenAiErrors()).routes(),
-        *openapi.openapi_routes(described()),
+        *openapi.openapi_routes(describe_api()),
         *waiting(named, fleet.discovery, services.lost_owners),
         *MetricsApi(fleet, services.telemetry, services.terms).routes(),
         *DecisionsApi(services.turns.decisions, fleet).routes(),

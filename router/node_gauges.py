@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from fabric.control.node_calls import PRESSURES, THERMAL_STATES, NodeView
 from fabric.ids import NodeName
-from fabric.net.wire import FETCHING, SENDING, bounded
+from fabric.net.wire import FETCHING, SENDING, limit_names
 from router.fleet.membership import LeaseState, Member, Membership
 from router.placement.link_rates import best_by_kind
 
@@ -21,8 +21,12 @@ _NUMBERS: Final = (
     ("active", "node_active_turns", "Turns whose answers are decoded now."),
     ("waiting", "node_waiting_turns", "Turns that compute their prompts, or wait to."),
     ("queue_s", "node_queue_seconds", "Time to compute the prompts that it has accepted."),
-    ("prefill_tokens_per_s", "node_prefill_tokens_per_second", "Measured speed of prompts."),
-    ("decode_tokens_per_s", "node_decode_tokens_per_second", "Measured speed of all answers."),
+    ("prefill_tokens_per_s", "node_prefill_tokens_per_second", "Measured speed of prefill."),
+    (
+        "decode_tokens_per_s",
+        "node_decode_tokens_per_second",
+        "Measured speed of decoding.",
+    ),
     ("restore_bytes_per_s", "node_restore_bytes_per_second", "Measured speed of loads from disk."),
 )
 _COUNTS: Final = (
@@ -164,7 +168,7 @@ def _transfers(members: Iterable[Member]) -> Metric:
         if member.view is not None:
             sending, fetching = member.view.sending, member.view.fetching
             for side, counts, names in (("send", sending, SENDING), ("fetch", fetching, FETCHING)):
-                for event, count in bounded(counts, names).items():
+                for event, count in limit_names(counts, names).items():
                     family.add_metric([member.name, side, event], count)
     return family
 

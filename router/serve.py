@@ -219,7 +219,7 @@ def _voter_link(url: str, link: LinkFactory) -> NodeLink:
     """Return the link to a voter that is not a node."""
 
     async def unreachable(raw: bytes) -> bytes:  # noqa: ARG001 - the protocol's name
-        message = f"the voter at {url} is only asked over HTTP"
+        message = f"the voter at {url} is reachable only over HTTP"
         raise NodeLostError(message, NodeName(url))
 
     voter = link(NodeName(url), unreachable, lambda: False)

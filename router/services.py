@@ -71,7 +71,7 @@ class Services:
                         tasks.create_task(work)
                 else:
                     tasks.create_task(self.terms.run())
-                    tasks.create_task(self._lead(self.terms))
+                    tasks.create_task(self._run_while_active(self.terms))
                 tasks.create_task(self.roster_keeper.run())
                 tasks.create_task(self.usage_keeper.run())
         finally:
@@ -86,9 +86,9 @@ class Services:
 
     def _changes(self) -> list[Coroutine[Any, Any, None]]:
         """Return the background work that changes the fabric."""
-        return [self._tend(), self.replicas.run(), self.prefix_seeding.run()]
+        return [self._run_rounds(), self.replicas.run(), self.prefix_seeding.run()]
 
-    async def _lead(self, terms: TermKeeper) -> None:
+    async def _run_while_active(self, terms: TermKeeper) -> None:
         """Change the fabric whenever this router is the active one."""
         while True:
             await terms.wait_for(active=True)
@@ -109,7 +109,7 @@ class Services:
             await asyncio.sleep(self.fleet.membership.heartbeat_s)
             self.turns.queues.sweep(self.fleet.is_up)
 
-    async def _tend(self) -> None:
+    async def _run_rounds(self) -> None:
         while True:
             await asyncio.sleep(self.fleet.membership.heartbeat_s)
             await self.recovery.round()

@@ -53,7 +53,7 @@ class Telemetry:
         self._requests = counter("macfabric_requests", "Turns by outcome.", ["outcome"])
         self._ttft = Histogram(
             "macfabric_ttft_seconds",
-            "From the request to the first token, by where the cached part was.",
+            "From the request to the first token, by the source of the cached part.",
             ["cache"],
             buckets=_TTFT_BUCKETS_S,
             registry=self.registry,
@@ -82,7 +82,7 @@ class Telemetry:
     def _add_queues(self) -> None:
         self._guesses = Counter(
             "macfabric_guessed_turns",
-            "Agents loaded for a turn that was expected next, by what came.",
+            "Agents loaded ahead of a turn that was expected next, by outcome.",
             ["outcome"],
             registry=self.registry,
         )
@@ -115,7 +115,7 @@ class Telemetry:
         )
         self._waited = counter(
             "macfabric_first_token_seconds",
-            "Seconds until first tokens as they were: until admission, and from then on.",
+            "Actual seconds until first tokens: until admission, and from then on.",
             ["part"],
         )
         self._estimate_ratio = Histogram(

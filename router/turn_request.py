@@ -71,7 +71,7 @@ class TurnRequest:
 
         `floor` returns the epoch up to which an agent was erased. `is_private` applies if the node
         starts the agent or takes it over. `weight` is the tenant's. `defaults` are the node's for
-        what the client left out, and `head` says from where it may take a part of the prompt. `tag`
+        what the client left out, and `head` names a node that may send a part of the prompt. `tag`
         names the turn.
         """
         prompt = self.prompt

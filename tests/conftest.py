@@ -61,7 +61,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)  # only what was not deselected counts
 def pytest_collection_modifyitems(config, items):
-    """Keep the part asked for; put the longest files first, then others with slow tests."""
+    """Keep the requested part; put the longest files first, then others with slow tests."""
     if part := config.getoption("--part"):
         keep_part(config, items, part)
     ranks = {name: rank for rank, name in enumerate(LONGEST)}

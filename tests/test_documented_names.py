@@ -26,7 +26,6 @@ from tests.test_docs import INLINE_CODE, Document, documents
 TASKS = ("two-macs", "coding-agents", "chat-uis", "troubleshooting")
 TASK_LINES_MAX = 150
 FENCED = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"(?:^|[ (/`$])macfabric +((?:[a-z]+ ?)+(?:[^|;&#`\n]*))")
 SETTING = re.compile(r"(?:node|router)\.[a-z][\w.]*")
 METRIC = re.compile(rf"{PREFIX}[a-z_]+\*?")
 ROUTE = re.compile(r"(GET|POST|DELETE|HEAD) (/(?:v1|metrics|health|openapi)[\w/{}.…-]*)")
@@ -155,7 +154,7 @@ def test_every_rule_has_a_good_and_a_bad_sample():
     assert {rule for rule, _ in BREAKS} == {rule for rule, _ in KEEPS} == set(RULES)
 
 
-def test_task_pages_exist_and_say_what_they_are_for():
+def test_task_pages_exist_and_state_their_purpose():
     """Below the title, one sentence that begins with what the page does."""
     pages = {document.path: document.text for document in documents()}
     for name in TASKS:

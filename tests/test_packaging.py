@@ -105,9 +105,9 @@ def names_of(requirements):
 
 
 def test_every_import_is_a_declared_dependency():
-    """What comes along with another package today may not come along tomorrow.
+    """A dependency of another package may disappear with its next version.
 
-    What only an extra brings may be imported by a function, never by loading a module.
+    Packages of an extra may be imported by a function, never by loading a module.
     """
     owners = metadata.packages_distributions()
     needed = names_of(PYPROJECT["project"]["dependencies"])

@@ -1,4 +1,4 @@
-"""The reference pages name all there is, and nothing else.
+"""The reference pages list everything that exists, and nothing else.
 
 Settings, routes, headers, events, metrics and error codes are compared with the code;
 docs/commands.md is generated.
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from fabric.settings import FabricSettings, parse_settings
-from router.app import described
+from router.app import describe_api
 from tests.support.command_page import command_page, commands
 from tests.support.documented_names import (
     BY_TENANT,
@@ -117,7 +117,7 @@ def test_every_route_is_described(method, path):
 
 
 def test_every_status_is_described():
-    operations = [each for path in described()["paths"].values() for each in path.values()]
+    operations = [each for path in describe_api()["paths"].values() for each in path.values()]
     statuses = {status for operation in operations for status in operation["responses"]}
     listed = {
         s

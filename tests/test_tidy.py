@@ -178,7 +178,7 @@ def seeded_hash(source: Source) -> Iterator[str]:
 
 
 def opens_to_write(call: ast.Call, name: str) -> bool:
-    """Tell whether `call` opens a file for writing, as far as its text shows."""
+    """Return whether `call` opens a file for writing, as far as its text shows."""
     if name == "os.open":
         return bool(WRITING_FLAG.search(ast.unparse(call)))
     method = "." in name and name != "io.open"
@@ -215,7 +215,7 @@ def no_docstring(source: Source) -> Iterator[str]:
 
 
 def riddle(source: Source) -> Iterator[str]:
-    """A docstring that begins with a pronoun says nothing where its file's own is not shown."""
+    """A docstring must not begin with a pronoun: tools show it without its file's own."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node) or ""
@@ -233,7 +233,7 @@ def loose_end(source: Source) -> Iterator[str]:
 
 
 def retired_word(source: Source) -> Iterator[str]:
-    """In names, comments and texts alike; a field's name in bytes stays what it was."""
+    """Report retired words in names, comments and texts; names of fields in bytes stay."""
     for number, line in enumerate(source.text.splitlines(), 1):
         for word in WORD.findall(KEPT_IN_BYTES.sub("", line)):
             one = word.lower()
@@ -376,7 +376,7 @@ def test_every_rule_has_a_good_and_a_bad_sample():
 
 
 def test_report_files_and_functions_near_their_limit(capsys):
-    """Say what is over the wish but under the limit; nothing fails here."""
+    """Report files and functions over the wished size; nothing fails here."""
     files, long_ones = [], []
     for source in sources(*EVERYTHING):
         if (lines := len(source.text.splitlines())) > FILE_LINES_WISHED:

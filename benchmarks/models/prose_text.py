@@ -93,12 +93,12 @@ def _titled(heading: str, doc: str) -> str:
     return f"{heading}\n{inspect.cleandoc(doc)}"
 
 
-def _comments(source: str, taken: set[int]) -> Iterator[tuple[int, int, str]]:
+def _comments(source: str, docstring_lines: set[int]) -> Iterator[tuple[int, int, str]]:
     """Yield (first line, last line, text) of every block of whole-line comments."""
     block: list[str] = []
     lines = [*source.splitlines(), ""]
     for number, line in enumerate(lines, 1):
-        match = None if number in taken else _COMMENT.match(line)
+        match = None if number in docstring_lines else _COMMENT.match(line)
         if match:
             block.append(match.group(1).lstrip("#"))
             continue
@@ -115,8 +115,8 @@ def module_prose(source: str, name: str) -> str:
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
     docs = list(_docstrings(tree, name))
-    taken = {line for first, last, _ in docs for line in range(first, last + 1)}
-    parts = sorted([*docs, *_comments(source, taken)])
+    docstring_lines = {line for first, last, _ in docs for line in range(first, last + 1)}
+    parts = sorted([*docs, *_comments(source, docstring_lines)])
     return "\n\n".join(text for _, _, text in parts)
 
 

@@ -56,17 +56,17 @@ class Memory:
     def answer(self, ids: Sequence[int], most: int) -> Answer:
         """Append tokens and generate until the end of the answer; that token is kept too."""
         self.feed(ids[:-1])
-        token, found, margins = ids[-1], list[int](), list[float]()
-        while len(found) < most:
+        token, answer_ids, margins = ids[-1], list[int](), list[float]()
+        while len(answer_ids) < most:
             logits = np.array(self._forward([token]))
             second, first = np.sort(logits)[-2:]
             margins.append(float(first - second))
             token = int(logits.argmax())
-            found.append(token)
+            answer_ids.append(token)
             if token in self.tokenizer.eos_token_ids:
                 self._forward([token])
                 break
-        return Answer(found, min(margins))
+        return Answer(answer_ids, min(margins))
 
     def chat(self, messages: list[dict[str, Any]], most: int = 200, **options: Any) -> Answer:
         """Answer a conversation whose beginning is in the cache already, or must be."""

@@ -44,9 +44,9 @@ class Trial(NamedTuple):
 
 def random_words(memory: Memory, size: int, draw: random.Random) -> Iterator[Trial]:
     """Continue passages of a context of words drawn at random from the vocabulary."""
-    known = memory.tokenizer.get_vocab()
-    special = {known[text] for text in (*recall_tokenizer.ADDED, "Ċ")}
-    words = sorted(set(known.values()) - special)
+    vocabulary = memory.tokenizer.get_vocab()
+    special = {vocabulary[text] for text in (*recall_tokenizer.ADDED, "Ċ")}
+    words = sorted(set(vocabulary.values()) - special)
     ids = draw.choices(words, k=size - PASSAGE)
     memory.feed(ids)
     for _ in range(TRIALS[size][1]):
@@ -77,35 +77,35 @@ def prose(memory: Memory, size: int, draw: random.Random) -> Iterator[Trial]:
 
 def _conversation(memory: Memory, size: int, draw: random.Random) -> tuple[list[Any], list[Fact]]:
     """Return messages of about ``size`` tokens that tell facts in turns of every role."""
-    known = recall_facts.facts(draw, FACTS)
-    told = [fact.line for fact in known]
+    facts = recall_facts.facts(draw, FACTS)
+    lines = [fact.line for fact in facts]
     characters = 2 * size
     while True:
         filler = [recall_facts.prose(draw, characters) if characters > 0 else "" for _ in range(3)]
         messages = [
-            {"role": "system", "content": f"{filler[0]}{told[0]}\n{told[1]}\nBe exact."},
-            {"role": "user", "content": f"{filler[1]}{told[2]}\nRemember this."},
+            {"role": "system", "content": f"{filler[0]}{lines[0]}\n{lines[1]}\nBe exact."},
+            {"role": "user", "content": f"{filler[1]}{lines[2]}\nRemember this."},
             {"role": "assistant", "content": recall_tokenizer.NOTED},
-            {"role": "user", "content": f"Look it up:\n{told[3]}"},
+            {"role": "user", "content": f"Look it up:\n{lines[3]}"},
             {
                 "role": "assistant",
                 "content": "",
                 "tool_calls": [{"function": {"name": "look_up", "arguments": {"key": "all"}}}],
             },
-            {"role": "tool", "content": f"{told[4]}\n{filler[2]}{told[5]}"},
+            {"role": "tool", "content": f"{lines[4]}\n{filler[2]}{lines[5]}"},
             {"role": "assistant", "content": "Done."},
         ]
         text = memory.tokenizer.apply_chat_template(messages, tokenize=False)
         if len(memory.tokenizer.encode(text)) <= size - 40 * TRIALS[size][1] or characters < 0:
-            return messages, known
+            return messages, facts
         characters = characters * 19 // 20 - 1
 
 
 def chat(memory: Memory, size: int, draw: random.Random) -> Iterator[Trial]:
     """Ask for every fact in a conversation that goes on, then for some of them again."""
-    messages, known = _conversation(memory, size, draw)
-    again = draw.choices(known, k=TRIALS[size][1] - FACTS)
-    for fact in draw.sample(known, FACTS) + again:
+    messages, facts = _conversation(memory, size, draw)
+    again = draw.choices(facts, k=TRIALS[size][1] - FACTS)
+    for fact in draw.sample(facts, FACTS) + again:
         messages.append({"role": "user", "content": fact.question})
         answer = memory.chat(messages)
         # The client sends back the words it was given.
@@ -121,23 +121,23 @@ def _row(folder: Path, loaded: tuple[Any, Any], kind: str, size: int, cache: str
     """Measure one kind of text at one length with one cache."""
     # The same texts for both caches.
     draw = random.Random(f"{kind} {size}")
-    found: list[Trial] = []
+    trials: list[Trial] = []
     longest = 0
     for _ in range(TRIALS[size][0]):
         memory = Memory(folder, cache, loaded)
         for trial in KINDS[kind](memory, size, draw):
-            found.append(trial)
+            trials.append(trial)
             longest = max(longest, len(memory.ids))
-    expected = sum(len(trial.expected) for trial in found)
+    expected = sum(len(trial.expected) for trial in trials)
     return {
         "text": kind,
         "tokens": size,
         "cache": cache,
-        "trials": len(found),
+        "trials": len(trials),
         "longest": longest,
-        "token_accuracy": round(sum(trial.right for trial in found) / expected, 5),
-        "exact": sum(trial.expected == trial.answer.ids for trial in found),
-        "smallest_margin": round(min(trial.answer.margin for trial in found), 2),
+        "token_accuracy": round(sum(trial.right for trial in trials) / expected, 5),
+        "exact": sum(trial.expected == trial.answer.ids for trial in trials),
+        "smallest_margin": round(min(trial.answer.margin for trial in trials), 2),
     }
 
 

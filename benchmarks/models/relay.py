@@ -89,25 +89,27 @@ def new_model(config: dict[str, Any], seed: int) -> Any:
 def take_over(model: Any, config: dict[str, Any], folder: Path) -> None:
     """Begin with the weights of the first model: what has no like stays random."""
     read = load_file(folder / "model.safetensors")
-    known = {name: mx.array(array.astype(np.float32)) for name, array in read.items()}
-    known["lm_head.weight"] = known["model.embed_tokens.weight"]
-    taken = []
-    for name, own in tree_flatten(model.parameters()):
-        if name not in known:
+    tensors = {name: mx.array(array.astype(np.float32)) for name, array in read.items()}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    weights = []
+    for name, parameter in tree_flatten(model.parameters()):
+        if name not in tensors:
             continue
-        found = known[name]
+        tensor = tensors[name]
         if "k_proj" in name or "v_proj" in name or "q_proj" in name:
-            found = _heads(found, own.shape[0], is_paired="v_proj" not in name, config=config)
-        if found.shape == own.shape:
-            taken.append((name, found))
-    model.load_weights(taken, strict=False)
+            tensor = _heads(
+                tensor, parameter.shape[0], is_paired="v_proj" not in name, config=config
+            )
+        if tensor.shape == parameter.shape:
+            weights.append((name, tensor))
+    model.load_weights(weights, strict=False)
     mx.eval(model.parameters())
 
 
-def _heads(found: mx.array, rows: int, *, is_paired: bool, config: dict[str, Any]) -> mx.array:
+def _heads(tensor: mx.array, rows: int, *, is_paired: bool, config: dict[str, Any]) -> mx.array:
     """Give every query head keys and values of its own, and pair dimensions as its rope does."""
-    heads = found.reshape(-1, 64, found.shape[-1])
-    heads = mx.repeat(heads, rows // found.shape[0], axis=0)
+    heads = tensor.reshape(-1, 64, tensor.shape[-1])
+    heads = mx.repeat(heads, rows // tensor.shape[0], axis=0)
     if is_paired and config.get("rope_traditional"):
         halves = heads.reshape(heads.shape[0], 2, 32, -1)
         heads = halves.swapaxes(1, 2).reshape(heads.shape)

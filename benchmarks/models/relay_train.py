@@ -92,7 +92,7 @@ def example(draw: random.Random, tokenizer: Tokenizer, lesson: Lesson) -> Exampl
             places[said.tells] = (start, len(ids) - 1)  # all but the token that ends it
     weights = [OTHER_LOSS] * len(ids)
     hidden = []
-    for kind in asked(draw, talk, lesson.questions):
+    for kind in draw_kinds(draw, talk, lesson.questions):
         start = len(ids)
         ids += encode(tokenizer, "user", relay_text.question(kind))
         ids += encode(tokenizer, "assistant", f"{talk.told.get(kind, 'unknown')} .")
@@ -106,7 +106,7 @@ def example(draw: random.Random, tokenizer: Tokenizer, lesson: Lesson) -> Exampl
     return Example(ids, weights, hidden)
 
 
-def asked(draw: random.Random, talk: Conversation, count: int) -> list[str]:
+def draw_kinds(draw: random.Random, talk: Conversation, count: int) -> list[str]:
     """Draw kinds to ask for, most of which were told."""
     known = draw.sample(sorted(talk.told), min(len(talk.told), count - 1))
     others = sorted(set(relay_text.KINDS) - set(talk.told))

@@ -57,7 +57,7 @@ class ViewChanges:
     )
     has_all_links: bool | None = field(default=None, metadata=on_wire("a") | left_out())
 
-    def applied_to(self, known: NodeView | None) -> NodeView:
+    def apply_to(self, known: NodeView | None) -> NodeView:
         """Return the view after these changes; raise RejectedError if they do not fit."""
         if self.since == 0:
             view: NodeView = from_newer(NodeView, self.fields, "view")

@@ -73,7 +73,7 @@ NO_TERM: Final = TermView(0, "")
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """Promise of a voter: a term, and until when, by its own clock, no other router gets one."""
+    """Promise of a voter: no other router gets a term before `until_s`, by the voter's clock."""
 
     granted: TermView = NO_TERM
     until_s: float = 0.0

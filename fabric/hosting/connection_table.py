@@ -68,8 +68,8 @@ class ConnectionTable:
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over a copy, so that connections may close during the iteration."""
-        listed = [c for group in self._unauthenticated.values() for c in group]
-        return iter([*listed, *self._owners])
+        unauthenticated = [c for group in self._unauthenticated.values() for c in group]
+        return iter([*unauthenticated, *self._owners])
 
     def __len__(self) -> int:
         return self._unauthenticated_count + len(self._owners)

@@ -120,7 +120,7 @@ class GuardedConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def check(self, now_s: float, *, is_unauthenticated: bool) -> None:
-        """Close what has taken too long."""
+        """Close if the client sends its request or reads its answer too slowly."""
         waits_s = now_s - self._since_s
         if self in self.table.lingering:
             self._check_lingering(waits_s)

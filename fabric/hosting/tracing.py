@@ -28,7 +28,7 @@ class Span(Protocol):
 
     @property
     def trace(self) -> Traceparent | None:
-        """Name of the span, for those that are part of it."""
+        """Name of the span, for its child spans."""
         ...
 
     def note(self, **attributes: Attribute) -> None:

@@ -191,10 +191,10 @@ class ModelCacheSpec(_Hashed):
 
     def resident_bytes(self, tokens_count: int) -> int:
         """Bytes in memory for an agent of `tokens_count` tokens; caches grow by whole blocks."""
-        seen = min(tokens_count, self.window_tokens)
+        window_tokens = min(tokens_count, self.window_tokens)
         return (
             self.kv_bytes(-(-tokens_count // BLOCK_TOKENS) * BLOCK_TOKENS)
-            + self.kv_bytes(-(-seen // BLOCK_TOKENS) * BLOCK_TOKENS, CacheGroup.WINDOW)
+            + self.kv_bytes(-(-window_tokens // BLOCK_TOKENS) * BLOCK_TOKENS, CacheGroup.WINDOW)
             + self.kv_bytes(0, CacheGroup.STATE)
         )
 

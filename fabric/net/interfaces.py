@@ -50,14 +50,14 @@ def interfaces_reaching(
     """
     if ip_address(host).version != 4 or is_local(host, interfaces):
         return []
-    found = [i for i in interfaces if i.kind is not LinkKind.LOOPBACK and _holds(i, host)]
+    candidates = [i for i in interfaces if i.kind is not LinkKind.LOOPBACK and _holds(i, host)]
 
     def unlikeliness(interface: Interface) -> tuple[bool, int]:
         is_cable = interface.kind is LinkKind.THUNDERBOLT
         crosses = is_cable != (kind is LinkKind.THUNDERBOLT)
         return crosses and kind is not None, LIKELY_ORDER.index(interface.kind)
 
-    by_device = {i.device: i for i in sorted(found, key=unlikeliness, reverse=True)}
+    by_device = {i.device: i for i in sorted(candidates, key=unlikeliness, reverse=True)}
     return sorted(by_device.values(), key=unlikeliness)
 
 
@@ -70,8 +70,8 @@ def _holds(interface: Interface, host: str) -> bool:
 
 def parse_hardware_ports(text: str) -> dict[str, str]:
     """Map device to port name from `networksetup -listallhardwareports`."""
-    found = re.findall(r"^Hardware Port: (.+)\nDevice: (\S+)", text, re.MULTILINE)
-    return {device: port for port, device in found}
+    pairs = re.findall(r"^Hardware Port: (.+)\nDevice: (\S+)", text, re.MULTILINE)
+    return {device: port for port, device in pairs}
 
 
 def parse_ifconfig(text: str, ports: Mapping[str, str]) -> list[Interface]:

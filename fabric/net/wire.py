@@ -198,7 +198,7 @@ class Ping:
     number: int
 
     def __post_init__(self) -> None:
-        """Refuse more than one connection may ask."""
+        """Refuse more than one connection may request."""
         _require(0 <= self.number < PINGS_MAX, "ping: number out of range")
 
 
@@ -403,7 +403,7 @@ FETCHING: Final = _REFUSED_COUNTS | {
 }
 
 
-def bounded(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+def limit_names(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
     """Keep the counts of `names`, and sum up all others as OTHER."""
     kept = {name: counts[name] for name in sorted(names) if name in counts}
     rest = sum(counts.values()) - sum(kept.values())

@@ -51,7 +51,7 @@ class OmittedParts:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether clients send back all of it."""
+        """Return whether clients send back the whole answer."""
         return not (self.reasoning or self.space_before or self.space_after or self.calls)
 
     @property
@@ -130,12 +130,12 @@ class BesideTexts:
 
     def areas(self, number: int | None = None) -> Iterator[Area]:
         """Yield the parts of the text that may hold thoughts and calls, of one or all messages."""
-        placed = [place for position in self.positions if (place := position.at) is not None]
-        if not placed:
+        places = [place for position in self.positions if (place := position.at) is not None]
+        if not places:
             return
         for start, end in self.areas_between_marks:
-            text_starts = max(start, placed[0][1])
-            inside = [place for place in placed if place[0] < end and place[1] > text_starts]
+            text_starts = max(start, places[0][1])
+            inside = [place for place in places if place[0] < end and place[1] > text_starts]
             edges = [text_starts, *(at for place in inside for at in place), end]
             for low, high in zip(edges[::2], edges[1::2], strict=True):
                 numbers = self.numbers(low, high, 0) if low < high else []
@@ -161,17 +161,17 @@ class BesideTexts:
             if first <= parts.number <= last and self._is_answer(parts) and parts.chars >= chars
         ]
 
-    def shown(self, start: int, end: int, chars: int) -> list[int]:
+    def answers_in(self, start: int, end: int, chars: int) -> list[int]:
         """List the answers whose thoughts or calls a part of the text may be."""
-        known = (position.at for position in self.positions if position.at is not None)
-        is_message = any(low <= start and end <= high for low, high in known)
+        places = (position.at for position in self.positions if position.at is not None)
+        is_message = any(low <= start and end <= high for low, high in places)
         return [] if is_message else self.numbers(start, end, chars)
 
-    def kept_with(self, text: str) -> list[tuple[int, ...]]:
+    def kept_answers_with(self, text: str) -> list[tuple[int, ...]]:
         """List the candidate messages of each kept answer that contains a text."""
         forms = spellings(text)
-        having = (answer for answer in self.answers if _has_any(forms, answer))
-        return [numbers for answer in having if (numbers := tuple(self._numbers_of(answer)))]
+        answers = (answer for answer in self.answers if _has_any(forms, answer))
+        return [numbers for answer in answers if (numbers := tuple(self._numbers_of(answer)))]
 
     def _numbers_of(self, answered: OmittedParts) -> Iterator[int]:
         ids = {id_digest(call.id) for call in answered.calls if call.id}

@@ -2,7 +2,7 @@
 
     before   [ clock 1 )[ question, answer, … )
     record   [ clock 2 )[ question, answer, …, next question and answer )
-    branch   the blocks of `before` that `record` has not
+    branch   the blocks of `before` that `record` lacks
 
 Clients rewrite a clock, a reminder or an old result, and sometimes take that back. A branch has no
 text: a prompt finds its blocks by its own tokens, as it finds those of other conversations. So only
@@ -35,7 +35,7 @@ def branches_after(
     if previous is None or record.directives:
         return None
     branches = list(previous.branches or ())
-    if is_superseded and (found := _found_by_tokens(previous)):
+    if is_superseded and (found := _shareable_blocks(previous)):
         branches.append(Branch(tuple(found), previous.tokens_count))
     if not branches:
         return None
@@ -58,7 +58,7 @@ def without_refs(
     return tuple(branch for branch in remaining if branch.refs)[-most:] or None
 
 
-def _found_by_tokens(record: Manifest) -> list[BlockRef]:
+def _shareable_blocks(record: Manifest) -> list[BlockRef]:
     """List the blocks of a record that other prompts with its tokens find."""
     if record.edited is not None:
         return []

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from fabric.limits import CALL_IDS_KNOWN_MAX
-from fabric.record.directive import Directive, dropped_text, live, text_digest
+from fabric.record.directive import Directive, dropped_text, live_directives, text_digest
 from fabric.record.manifest import Manifest
 from fabric.record.message_parts import (
     OtherParts,
@@ -48,14 +48,14 @@ def edit_messages(
     """
     sent = messages if sent is None else sent
     digests = [message_digest(message) for message in messages]
-    by_number = _MessageIndex(messages, sent, digests, live(directives)).by_message()
+    by_number = _MessageIndex(messages, sent, digests, live_directives(directives)).by_message()
     edited: list[Message] = []
     positions: list[SentMessage] = []
     matched: dict[int, Directive] = {}
     redacted: dict[int, Message] = {}
     renamed: dict[str, tuple[str, str]] = {}  # ids of calls: their new ids and names
     for number, message in enumerate(messages):
-        matching = _concerning(message, by_number.get(number, ()))
+        matching = _directives_for(message, by_number.get(number, ()))
         replacements = _edit_message(message, sent[number], matching)
         matched |= {
             id(directive): _note_digest(directive, message, sent[number], salt)
@@ -147,7 +147,7 @@ def _message_numbers(
     return same[directive.nth : directive.nth + 1]
 
 
-def _concerning(message: Message, numbered: Iterable[_Numbered]) -> list[Directive]:
+def _directives_for(message: Message, numbered: Iterable[_Numbered]) -> list[Directive]:
     """List the directives for a message: one that replaces all of it, or those of its parts."""
     if message.role is MessageRole.SYSTEM:  # system messages are never edited
         return []
@@ -200,8 +200,8 @@ def _edit_message(
 
 def _uses_of(directive: Directive, message: Message, sent: Message) -> Iterator[int]:
     for at, use in enumerate(message.uses):
-        own = sent.uses[at].id if len(sent.uses) == len(message.uses) else None
-        if directive.result_of in {use.id, own}:
+        sent_id = sent.uses[at].id if len(sent.uses) == len(message.uses) else None
+        if directive.result_of in {use.id, sent_id}:
             yield at
 
 
@@ -259,18 +259,20 @@ def _parts_of(
     return known if sum(len(parts.ids) for parts in known) <= CALL_IDS_KNOWN_MAX else None
 
 
-def pending(record: Manifest) -> tuple[Directive, ...]:
+def pending_directives(record: Manifest) -> tuple[Directive, ...]:
     """Return the directives still to be applied to a record's own text, in order."""
-    placed = [d for d in live(record.directives) if d.at is not None and not d.is_applied]
-    if not placed:
+    unapplied = [
+        d for d in live_directives(record.directives) if d.at is not None and not d.is_applied
+    ]
+    if not unapplied:
         return ()
-    text, done, pending_directives = record.text.encode("utf-8", "surrogatepass"), 0, []
-    for directive in sorted(placed, key=lambda directive: directive.at or (0, 0)):
+    text, done, pending = record.text.encode("utf-8", "surrogatepass"), 0, []
+    for directive in sorted(unapplied, key=lambda directive: directive.at or (0, 0)):
         start, end = directive.at or (0, 0)
         if start >= done and text_digest(text[start:end]) == directive.was:
-            pending_directives.append(directive)
+            pending.append(directive)
             done = end
-    return tuple(pending_directives)
+    return tuple(pending)
 
 
 def edits_of(directives: Sequence[Directive]) -> list[tuple[int, int, int]]:
@@ -282,10 +284,10 @@ def edits_of(directives: Sequence[Directive]) -> list[tuple[int, int, int]]:
     ]
 
 
-def rewritten(record: Manifest) -> bytes:
+def rewrite_text(record: Manifest) -> bytes:
     """Return an agent's text with its pending directives applied."""
     text = record.text.encode("utf-8", "surrogatepass")
-    for directive in reversed(pending(record)):
+    for directive in reversed(pending_directives(record)):
         start, end = directive.at or (0, 0)
         spelled = (directive.replacement or "").encode("utf-8", "replace")
         text = text[:start] + spelled + text[end:]

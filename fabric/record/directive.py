@@ -109,15 +109,15 @@ def dropped_text(salt: bytes, text: str) -> Dropped:
     return Dropped(len(text), dropped_digest(salt, spelled))
 
 
-def live(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
+def live_directives(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
     """Return the directives in force."""
     return tuple(directive for directive in directives or () if directive.is_live)
 
 
-def undone(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
+def undone_directives(directives: Iterable[Directive] | None) -> tuple[Directive, ...]:
     """Return the undone directives, the newest last."""
-    undone_directives = [directive for directive in directives or () if not directive.is_live]
-    return tuple(undone_directives[-UNDONE_SHOWN_MAX:])
+    undone = [directive for directive in directives or () if not directive.is_live]
+    return tuple(undone[-UNDONE_SHOWN_MAX:])
 
 
 def is_to_forget(directives: Iterable[Directive]) -> bool:
@@ -136,17 +136,17 @@ def mark_applied(
     directives: Sequence[Directive], matched: Sequence[Directive]
 ) -> tuple[Directive, ...] | None:
     """Mark the matched directives as applied; return all, or None if there are none."""
-    dropped_texts = {_bare(directive): directive.dropped for directive in matched}
+    dropped_texts = {_strip_results(directive): directive.dropped for directive in matched}
     updated = (
-        replace(directive, is_applied=True, dropped=dropped_texts[_bare(directive)])
-        if _bare(directive) in dropped_texts
+        replace(directive, is_applied=True, dropped=dropped_texts[_strip_results(directive)])
+        if _strip_results(directive) in dropped_texts
         else directive
         for directive in directives
     )
     return tuple(updated) or None
 
 
-def _bare(directive: Directive) -> Directive:
+def _strip_results(directive: Directive) -> Directive:
     return replace(directive, is_applied=False, dropped=None)
 
 
@@ -157,15 +157,15 @@ def overlap(one: Directive, other: Directive) -> bool:
     if one.nth is not None and (one.message_digest, one.nth) == (other.message_digest, other.nth):
         if one.besides_text is not None or other.besides_text is not None:
             if not (one.is_whole or other.is_whole):
-                return one.besides_text == other.besides_text and _cross(
+                return one.besides_text == other.besides_text and _ranges_overlap(
                     one.at or (0, 0), other.at or (0, 0)
                 )
             return True
-        return one.span is None or other.span is None or _cross(one.span, other.span)
+        return one.span is None or other.span is None or _ranges_overlap(one.span, other.span)
     if one.is_applied or other.is_applied or one.at is None or other.at is None:
         return False
-    return one.nth is None and other.nth is None and _cross(one.at, other.at)
+    return one.nth is None and other.nth is None and _ranges_overlap(one.at, other.at)
 
 
-def _cross(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def _ranges_overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[1] and other[0] < one[1]

@@ -130,6 +130,6 @@ def dropped_digest(salt: bytes, dropped: bytes) -> str:
     return blake2b(dropped, digest_size=_DIGEST_BYTES, key=salt, person=b"mf-dropped").hexdigest()
 
 
-def noted(notes: Sequence[EditNote], more: Sequence[EditNote]) -> tuple[EditNote, ...]:
+def newest_notes(notes: Sequence[EditNote], more: Sequence[EditNote]) -> tuple[EditNote, ...]:
     """Return the newest notes of both, oldest first."""
     return (*notes, *more)[-EDITS_NOTED_MAX:]

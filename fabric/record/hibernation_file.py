@@ -284,10 +284,10 @@ def open_reader(header: HibernationHeader, signing_key: bytes) -> FrameReader:
 
 
 def _check_magic(lead: bytes | bytearray) -> None:
-    known = bytes(lead[: len(MAGIC)])
-    if MAGIC.startswith(known):
+    magic = bytes(lead[: len(MAGIC)])
+    if MAGIC.startswith(magic):
         return
-    if known.startswith(FAMILY):
+    if magic.startswith(FAMILY):
         message = (
             "this macfabric cannot read the hibernation file's format version: resume it with the "
             "version that wrote it"

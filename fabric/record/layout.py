@@ -19,7 +19,7 @@ from fabric.kvcache.arrangement import UNEDITED_GRID, Arrangement, Move, Shift, 
 from fabric.kvcache.block_chain import BlockRef, BlockSpan, EditLineage, block_spans
 from fabric.kvcache.hashing import LINEAGE_BYTES, ROOT_PARENT, block_hash, edited_parent
 from fabric.limits import AGENT_TOKENS_MAX, BLOCK_TOKENS, EDITS_NOTED_MAX
-from fabric.record.edited_head import EditedHead, EditNote, Origin, noted
+from fabric.record.edited_head import EditedHead, EditNote, Origin, newest_notes
 from fabric.record.lenders import Lender
 from fabric.record.manifest import Manifest, Placed
 from fabric.record.piece_table import Piece, PieceTable
@@ -237,7 +237,7 @@ class Layout:
             parts += _slice_parts(self, move.start, move.end, move.new_start - move.start)
             end = move.new_end
         exact = min(self.exact_tokens, moves[0].end) if self.head_tokens else moves[0].end
-        notes = noted(self.notes, notes)
+        notes = newest_notes(self.notes, notes)
         return Layout(tuple(merge_parts(parts)), end, exact, notes, self.lenders)
 
 

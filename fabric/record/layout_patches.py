@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fabric.kvcache.arrangement import Move
-from fabric.record.edited_head import EditNote, noted
+from fabric.record.edited_head import EditNote, newest_notes
 from fabric.record.layout import Held, Hole, Layout, Part, merge_parts
 from fabric.record.lenders import Lender, merge_lenders
 
@@ -51,13 +51,13 @@ def with_patches(
     placed += [(patch.move.new_start, patch.parts) for patch in patches]
     parts: list[Part] = []
     end = 0
-    for start, held in sorted(placed, key=lambda each: each[0]):
+    for start, piece_parts in sorted(placed, key=lambda each: each[0]):
         assert start >= end, "patches lie in holes"
         parts += [Hole(start - end)] if start > end else []
-        parts += held
-        end = start + _tokens(held)
+        parts += piece_parts
+        end = start + _tokens(piece_parts)
     exact = base.exact_tokens if base.head_tokens else base.arrangement.tokens_count
-    notes = noted(base.notes, notes)
+    notes = newest_notes(base.notes, notes)
     lenders = merge_lenders(base.lenders, lenders)
     return Layout(tuple(merge_parts(parts)), end, exact, notes, lenders)
 

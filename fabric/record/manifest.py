@@ -123,7 +123,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Superseded form of an agent's conversation: its blocks that the record itself has not."""
+    """Superseded form of an agent's conversation: its blocks that the record itself lacks."""
 
     refs: tuple[BlockRef, ...]
     tokens_count: int  # of the whole form
@@ -207,8 +207,8 @@ class Manifest:
     @property
     def refs(self) -> list[BlockRef]:
         """All blocks that the manifest refers to, in order and with repetitions."""
-        placed = (*self.windows, *self.states)
-        return self.pieces.blocks + [place.block for place in placed]
+        places = (*self.windows, *self.states)
+        return self.pieces.blocks + [place.block for place in places]
 
     @property
     def branch_refs(self) -> list[BlockRef]:

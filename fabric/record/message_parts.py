@@ -23,7 +23,7 @@ class MessagePart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OtherParts:
-    """Calls that a message makes or answers, and the size of what it has besides text."""
+    """Calls that a message makes or answers, and the size of its content besides text."""
 
     number: int  # of the message
     chars: int  # of thoughts, names, ids and arguments

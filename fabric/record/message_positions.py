@@ -78,7 +78,7 @@ class MessagePositions:
 
     @classmethod
     def from_wire(cls, raw: bytes) -> "MessagePositions":
-        """Unpack; raise CorruptDataError for what `to_wire` did not write."""
+        """Unpack; raise CorruptDataError for bytes that `to_wire` did not write."""
         count, rest = divmod(len(raw), _ROW.size)
         if rest or count > MESSAGES_MAX:
             message = "message positions are cut short, or too many"
@@ -117,7 +117,7 @@ class MessagePositions:
 def find_positions(
     sent: Iterable[SentMessage], text: bytes, marks: Sequence[tuple[int, int]]
 ) -> MessagePositions:
-    """Find messages in a prompt's text, in which the template's marks stand at `marks`."""
+    """Find messages in a prompt's text; the template's marks are at `marks`."""
     return MessagePositions(tuple(_place_messages(sent, text, marks)))
 
 

@@ -30,7 +30,7 @@ class RekeyedRecord:
     blocks: tuple[tuple[BlockRef, BlockSpan], ...]
 
 
-def portable(record: Manifest, window_tokens: int) -> Manifest:
+def portable_record(record: Manifest, window_tokens: int) -> Manifest:
     """Return the record for a file: what continuing needs, without owner or claims."""
     return replace(
         trim_restore_points(record, window_tokens),
@@ -43,7 +43,7 @@ def portable(record: Manifest, window_tokens: int) -> Manifest:
     )
 
 
-def rekeyed(
+def rekey_record(
     record: Manifest,
     header: HibernationHeader,
     spec: ModelCacheSpec,

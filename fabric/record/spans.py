@@ -1,7 +1,7 @@
 """Spans: places of directives in an agent's record, set once and found again later.
 
     by number      |system|user|call|result ....|user|        messages 0, 1, 2 …
-    by text        what stands there once, or each of its places
+    by text        a text that occurs once, or each place where it occurs
     by tokens      of the record, as it lists them
 
 A span in a message is identified by the message's digest, so that it matches when a client sends
@@ -19,7 +19,7 @@ from fabric.errors import ConflictError, RejectedError
 from fabric.ids import OperationId
 from fabric.limits import DIRECTIVES_MAX, EDIT_SINK_TOKENS
 from fabric.record.answers import BesideTexts, decode_answers, spellings
-from fabric.record.directive import Directive, dropped_text, live, overlap, text_digest
+from fabric.record.directive import Directive, dropped_text, live_directives, overlap, text_digest
 from fabric.record.hashed_text import hash_text
 from fabric.record.manifest import Manifest
 from fabric.record.message_parts import id_digest
@@ -61,11 +61,11 @@ class Spans:
     def __post_init__(self) -> None:
         """Encode the text once."""
         object.__setattr__(self, "text", self.record.text.encode("utf-8", "surrogatepass"))
-        known = self.record.positions or MessagePositions(())
-        object.__setattr__(self, "positions", known.messages)
-        kept = decode_answers(self.record.provenance.answers).values()
+        positions = self.record.positions or MessagePositions(())
+        object.__setattr__(self, "positions", positions.messages)
+        answers = decode_answers(self.record.provenance.answers).values()
         areas = list(self._parts())
-        beside = BesideTexts(known.messages, self.record.parts or (), areas, tuple(kept))
+        beside = BesideTexts(positions.messages, self.record.parts or (), areas, tuple(answers))
         object.__setattr__(self, "_beside", beside)
 
     def check_known(self, directive: Directive) -> None:
@@ -99,7 +99,7 @@ class Spans:
                 raise RejectedError(message, code="overlapping_spans", param=param)
         for param, directive in directives:
             overlapping = next(
-                (d for d in live(self.record.directives) if overlap(d, directive)), None
+                (d for d in live_directives(self.record.directives) if overlap(d, directive)), None
             )
             if overlapping is not None:
                 earlier = overlapping.operation
@@ -172,10 +172,10 @@ class Spans:
     def _of_text(self, wanted: WantedSpan, text: str) -> Iterator[Directive]:
         """Replace a text in the record's text, and in answer parts that the template left out."""
         places = self._text_places(wanted, text)
-        shown = {n for start, end in places for n in self._beside.shown(start, end, len(text))}
+        shown = {n for start, end in places for n in self._beside.answers_in(start, end, len(text))}
         hidden = [
             numbers
-            for numbers in self._beside.kept_with(text)
+            for numbers in self._beside.kept_answers_with(text)
             if not shown & {*numbers} and (wanted.first is None or wanted.first in numbers)
         ]
         count = len(places) + len(hidden)

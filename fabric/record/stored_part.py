@@ -126,8 +126,8 @@ def truncate_before_edits(record: Manifest) -> Manifest:
     block holds removed text.
     """
     exact = record.edited.exact_tokens if record.edited is not None else record.tokens_count
-    kept = len(record.pieces.unedited(exact))
-    return truncate_record(record, {piece.block for piece in record.pieces.items[kept:]})
+    count = len(record.pieces.unedited(exact))
+    return truncate_record(record, {piece.block for piece in record.pieces.items[count:]})
 
 
 def _within(

@@ -121,8 +121,8 @@ class Tombstones:
         """Merge other tombstones; return those that were new and fit."""
         newer = {}
         for other in others:
-            known = self._by_agent.get(other.agent)
-            if known is None or known.rank < other.rank:
+            current = self._by_agent.get(other.agent)
+            if current is None or current.rank < other.rank:
                 self._put(other)
                 newer[other.agent] = other
         self._bound()
@@ -148,11 +148,11 @@ class Tombstones:
             excess = len(self._by_agent) - TOMBSTONES_MAX
             second = max((n for tenant, n in counts.items() if tenant != most), default=0)
             many = max(1, min(excess, counts[most] - second))
-            for item in nsmallest(many, tombstones, key=_worth):
+            for item in nsmallest(many, tombstones, key=_drop_order):
                 self._drop(item.agent)
 
 
-def _worth(item: Tombstone) -> tuple[bool, float, str]:
+def _drop_order(item: Tombstone) -> tuple[bool, float, str]:
     """Sort key for dropping tombstones: those of lent rows first, then the oldest."""
     return item.epoch > SERIES_EPOCH, item.erased_s, item.agent
 

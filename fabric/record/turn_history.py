@@ -103,8 +103,10 @@ def _times(values: Any) -> TurnTimes | None:
     if not isinstance(values, list) or len(values) < len(_TIMES):
         return None
     spent = dict(zip(_TIMES, values, strict=False))
-    known = (value for name, value in spent.items() if value is not None or name != "first_token_s")
-    return TurnTimes(**spent) if all(map(_is_seconds, known)) else None
+    seconds = (
+        value for name, value in spent.items() if value is not None or name != "first_token_s"
+    )
+    return TurnTimes(**spent) if all(map(_is_seconds, seconds)) else None
 
 
 def _is_seconds(value: Any) -> bool:

@@ -41,8 +41,12 @@ def align_chunks(old: Sequence[bytes], new: Sequence[bytes]) -> list[Run]:
         prefix = _common_start(old[max(a, 0) : c], new[max(b, 0) : d])
         if prefix:
             _add(runs, Run(max(a, 0), max(b, 0), prefix))
-        left = min(c - max(a, 0), d - max(b, 0)) - prefix
-        suffix = _common_start(old[c - left : c][::-1], new[d - left : d][::-1]) if left else 0
+        gap_chunks = min(c - max(a, 0), d - max(b, 0)) - prefix
+        suffix = (
+            _common_start(old[c - gap_chunks : c][::-1], new[d - gap_chunks : d][::-1])
+            if gap_chunks
+            else 0
+        )
         if suffix:
             _add(runs, Run(c - suffix, d - suffix, suffix))
     return runs
@@ -72,12 +76,12 @@ def longest_ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]
             at_tail.append(index)
         else:
             tails[length], at_tail[length] = place, index
-    found = []
+    longest = []
     index = at_tail[-1] if at_tail else -1
     while index >= 0:
-        found.append(pairs[index])
+        longest.append(pairs[index])
         index = before[index]
-    return found[::-1]
+    return longest[::-1]
 
 
 def _common_start(one: Sequence[bytes], other: Sequence[bytes]) -> int:

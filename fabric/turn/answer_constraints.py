@@ -226,14 +226,14 @@ def _read(rules: str) -> dict[str, list[str]]:
     bodies: dict[str, list[str]] = {}
     if len(rules) <= TEXT_RULES_CHARS_MAX:
         for line in rules.split("\n"):
-            found = _LINE.fullmatch(line)
-            parts = _PART.findall(found[2]) if found is not None else []
-            if found is None or "".join(parts) != found[2]:
+            match = _LINE.fullmatch(line)
+            parts = _PART.findall(match[2]) if match is not None else []
+            if match is None or "".join(parts) != match[2]:
                 break
-            bodies[found[1]] = [part for part in parts if part != " "]
+            bodies[match[1]] = [part for part in parts if part != " "]
         else:
-            named = {part for body in bodies.values() for part in body if part[0] == "r"}
-            if START in bodies and named <= bodies.keys():
+            referenced = {part for body in bodies.values() for part in body if part[0] == "r"}
+            if START in bodies and referenced <= bodies.keys():
                 return bodies
     message = "the rules of a text are invalid"
     raise ValueError(message)
@@ -244,11 +244,11 @@ def _ends(bodies: dict[str, list[str]]) -> bool:
     ending: set[str] = set()
     is_new = True
     while is_new and START not in ending:
-        found = {
+        new_ending = {
             rule for rule in bodies if rule not in ending and _Way(bodies[rule], ending).ends()
         }
-        is_new = bool(found)
-        ending |= found
+        is_new = bool(new_ending)
+        ending |= new_ending
     return START in ending
 
 

@@ -50,15 +50,15 @@ def chunks(tokens: Tokens, cuts: Collection[int]) -> list[tuple[int, int]]:
     specials = np.flatnonzero(np.isin(tokens, np.fromiter(cuts, np.uint32, len(cuts))))
     ends = [*map(int, specials), count]
     places = np.flatnonzero(_rolling_hashes(tokens) % _ONE_IN == 0)
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     start = 0
     for end in ends:
         while end - start >= SPAN_CHUNK_TOKENS_MIN:
             at = _cut(places, start, end)
-            found.append((start, at))
+            ranges.append((start, at))
             start = at
         start = end
-    return found
+    return ranges
 
 
 def _cut(places: "NDArray[np.intp]", start: int, end: int) -> int:

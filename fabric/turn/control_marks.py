@@ -40,8 +40,8 @@ class ControlMarks:
         """Yield the control tokens in the first `end` bytes of a prompt's text."""
         if self._pattern is None:
             return
-        for found in control_matches(self._pattern, text, plain, end):
-            yield found.start(), self._by_text[found[0]]
+        for match in control_matches(self._pattern, text, plain, end):
+            yield match.start(), self._by_text[match[0]]
 
     def of_tokens(
         self, text: bytes, ids: Sequence[int], ends: Sequence[int], count: int
@@ -65,12 +65,12 @@ class ControlMarks:
         control = dict(self.of_tokens(text, ids, ends, len(ids)))
         plain, at = [], 0
         while self._pattern is not None:
-            found = self._pattern.search(text, at)
-            if found is None:
+            match = self._pattern.search(text, at)
+            if match is None:
                 break
-            start = found.start()
-            is_control = control.get(start, _UNKNOWN) == self._by_text[found[0]]
-            at = found.end() if is_control else start + 1
+            start = match.start()
+            is_control = control.get(start, _UNKNOWN) == self._by_text[match[0]]
+            at = match.end() if is_control else start + 1
             plain += [] if is_control else [start]
         return tuple(plain)
 
@@ -88,8 +88,8 @@ class ControlMarks:
         """
         ids, ends = tokens
         count = bisect_right(ends, common)
-        own = self.control(prompt, plain, common)
-        for one, other in zip_longest(own, self.of_tokens(stored, ids, ends, count)):
+        prompt_tokens = self.control(prompt, plain, common)
+        for one, other in zip_longest(prompt_tokens, self.of_tokens(stored, ids, ends, count)):
             if one != other:
                 return min(place[0] for place in (one, other) if place is not None)
         return common
@@ -100,11 +100,11 @@ def control_matches(
 ) -> Iterator[re.Match[AnyStr]]:
     """Yield the marks before `end` that do not begin at a `plain` place, nor within one another."""
     at, end = 0, len(text) if end is None else end
-    while (found := pattern.search(text, at, end)) is not None:
-        is_plain = found.start() in plain
-        at = found.start() + 1 if is_plain else found.end()
+    while (match := pattern.search(text, at, end)) is not None:
+        is_plain = match.start() in plain
+        at = match.start() + 1 if is_plain else match.end()
         if not is_plain:
-            yield found
+            yield match
 
 
 def longest_of(texts: Iterable[str]) -> str:

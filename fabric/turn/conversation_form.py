@@ -57,7 +57,7 @@ class ConversationForm:
 
     @classmethod
     def from_wire(cls, raw: bytes) -> "ConversationForm":
-        """Unpack; raise CorruptDataError for what `to_wire` did not write."""
+        """Unpack; raise CorruptDataError for bytes that `to_wire` did not write."""
         count, rest = divmod(len(raw) - _HEAD.size, _ROW.size)
         if rest or not 0 <= count <= MESSAGES_MAX:
             message = "a conversation's form is cut short, or too long"
@@ -107,7 +107,7 @@ def form_chain(messages: Sequence[Message], tools: Sequence[Any] | None) -> Form
     if tools:
         # Some clients have the date in a tool's description.
         spelled_tools = json.dumps(tools, ensure_ascii=False, separators=(",", ":"), default=str)
-        chain.update(_HEAD.pack(_lasting(spelled_tools, is_system=False)))
+        chain.update(_HEAD.pack(_hash_lasting_text(spelled_tools, is_system=False)))
     before: list[int] = []
     ends: list[int] = []
     results: list[ResultForm] = []
@@ -136,7 +136,7 @@ def _spell_message(message: Message) -> bytes:
         uses = [(use.name, spelled_arguments(use.arguments)) for use in message.uses]
         spelled = ["assistant", text.strip(), message.name, uses]
         return json.dumps(spelled).encode() + b"\n"
-    digest = _lasting(text, is_system=message.role is MessageRole.SYSTEM)
+    digest = _hash_lasting_text(text, is_system=message.role is MessageRole.SYSTEM)
     if not digest:
         return b""
     return json.dumps([message.role.value, message.name, digest]).encode() + b"\n"
@@ -151,7 +151,7 @@ def _result(message: Message) -> ResultForm:
 _known: dict[int, int] = {}
 
 
-def _lasting(text: str, *, is_system: bool) -> int:
+def _hash_lasting_text(text: str, *, is_system: bool) -> int:
     """Return a hash of a text without its passing parts; 0 if nothing is left."""
     raw = _encode_text(text)
     name = xxh3_128_intdigest(raw, seed=is_system)

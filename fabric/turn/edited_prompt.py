@@ -40,7 +40,7 @@ def aligned_tokens(old: Sequence[int], new: Sequence[int]) -> list[Run]:
     """List the common runs of at least `EDIT_KEPT_TOKENS_MIN` tokens, ascending in both."""
     a, b = np.asarray(old, np.uint32), np.asarray(new, np.uint32)
     runs: list[Run] = []
-    for run in _between(a, b, 0, 0, _LEVELS):
+    for run in _common_runs(a, b, 0, 0, _LEVELS):
         last = runs[-1] if runs else None
         if last is not None and (last.old_end, last.new_end) == (run.old, run.new):
             runs[-1] = Run(last.old, last.new, last.count + run.count)
@@ -49,7 +49,7 @@ def aligned_tokens(old: Sequence[int], new: Sequence[int]) -> list[Run]:
     return [run for run in runs if run.count >= EDIT_KEPT_TOKENS_MIN]
 
 
-def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[Run]:
+def _common_runs(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[Run]:
     """Yield the common runs of any length; `a` starts at token `old`, `b` at token `new`."""
     prefix = common_tokens(a, b)
     if prefix:
@@ -63,7 +63,7 @@ def _between(a: Tokens, b: Tokens, old: int, new: int, levels: int) -> Iterator[
         for before, after in pairwise(edges) if anchors else ():
             start, new_start = before.old_end, before.new_end
             within = a[start : after.old], b[new_start : after.new]
-            yield from _between(*within, old + start, new + new_start, levels - 1)
+            yield from _common_runs(*within, old + start, new + new_start, levels - 1)
             if after.count:
                 yield Run(old + after.old, new + after.new, after.count)
     if suffix:
@@ -78,19 +78,19 @@ def _anchors(a: Tokens, b: Tokens) -> list[Run]:
         sums[places], new_sums[new_places], assume_unique=True, return_indices=True
     )
     pairs = sorted(zip(places[at].tolist(), new_places[new_at].tolist(), strict=True))
-    found: list[Run] = []
+    runs: list[Run] = []
     for place, new_place in longest_ascending(pairs):
-        last = found[-1] if found else Run(0, 0, 0)
+        last = runs[-1] if runs else Run(0, 0, 0)
         skipped = max(0, last.old_end - place, last.new_end - new_place)
         count = EDIT_KEPT_TOKENS_MIN - skipped
         start, new_start = place + skipped, new_place + skipped
         if count <= 0:
             continue
         if (last.old_end, last.new_end) == (start, new_start) and last.count:
-            found[-1] = Run(last.old, last.new, last.count + count)
+            runs[-1] = Run(last.old, last.new, last.count + count)
         else:
-            found.append(Run(start, new_start, count))
-    return [run for run in found if _is_equal(a, b, run)]
+            runs.append(Run(start, new_start, count))
+    return [run for run in runs if _is_equal(a, b, run)]
 
 
 def _run_hashes(tokens: Tokens) -> npt.NDArray[np.uint64]:

@@ -52,7 +52,7 @@ class SameRun(Generic[Source]):
 def same_runs(
     prompt: Tokens,
     gaps: Sequence[Range],
-    found: Sequence[ChunkPlaces[Source]],
+    chunks: Sequence[ChunkPlaces[Source]],
     tokens_of: Mapping[Source, Tokens],
     tokens_min: int,
 ) -> list[SameRun[Source]]:
@@ -64,7 +64,7 @@ def same_runs(
     covered_end = 0
     for first, last in gaps:
         covered_end = max(covered_end, first)
-        for chunk in found:
+        for chunk in chunks:
             if chunk.end <= covered_end or chunk.start >= last:
                 continue
             best = _longest(prompt, (covered_end, last), chunk, tokens_of)

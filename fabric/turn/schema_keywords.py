@@ -38,15 +38,15 @@ def unenforced_keywords(schema: Any, *, is_strict: bool) -> tuple[str, ...]:
 
     An unknown format is `format=NAME`; `oneOf` is `anyOf` where the schema is not strict.
     """
-    found: dict[str, None] = {}
+    keywords: dict[str, None] = {}
     waiting = [schema]
     while waiting:
         part = waiting.pop()
         if not isinstance(part, dict):
             continue
-        found |= dict.fromkeys(_unenforced_keywords(part, is_strict=is_strict))
+        keywords |= dict.fromkeys(_unenforced_keywords(part, is_strict=is_strict))
         waiting.extend(reversed(list(_subschemas(part))))
-    return tuple(found)
+    return tuple(keywords)
 
 
 def _unenforced_keywords(schema: dict[str, Any], *, is_strict: bool) -> Iterator[str]:

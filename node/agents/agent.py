@@ -12,7 +12,7 @@ from fabric.control.node_calls import AgentView, LastMatch, SealAgent, TierBytes
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentKey, MigrationId
 from fabric.kvcache.block_chain import BlockSpan
-from fabric.record.directive import live
+from fabric.record.directive import live_directives
 from fabric.record.edited_head import EditedHead
 from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
@@ -272,7 +272,7 @@ class Agent:
             tail=self._tail,
             exact_tokens=edited.exact_tokens if edited is not None else None,
             edits=edited.notes[-EDITS_SHOWN_MAX:] if edited is not None else (),
-            directives=tuple(map(directive_view, live(record.directives))),
+            directives=tuple(map(directive_view, live_directives(record.directives))),
             settings=record.settings,
             branches=len(record.branches) if record.branches else None,
         )

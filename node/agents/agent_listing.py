@@ -55,7 +55,7 @@ def list_agents(
     removals = table.removed_after(since)
     if removals is None:
         since, removals = 0, []
-    listed: list[AgentSketch] = []
+    sketches: list[AgentSketch] = []
     size_bytes, upto, more = 0, table.changes, False
     for change, agent in table.changed_after(since):
         sketch, prefix = agent.manifest.sketch, None
@@ -63,13 +63,13 @@ def list_agents(
         if count:
             sketch, prefix = sketch[count:], (count, sketch[count - 1])
         size_bytes += _VIEW_BYTES + _PIECE_BYTES * len(sketch)
-        if listed and size_bytes > LIST_BYTES_MAX:
+        if sketches and size_bytes > LIST_BYTES_MAX:
             more = True
             break
         form = agent.manifest.form
         digest = form.digest if form is not None else None
-        listed.append(AgentSketch(agent.view(), sketch, digest, prefix))
+        sketches.append(AgentSketch(agent.view(), sketch, digest, prefix))
         upto = change
     upto = upto if more else table.changes
     names = tuple(AgentName(*key) for change, key in removals if change <= upto) if since else ()
-    return AgentList(name, incarnation, upto, tuple(listed), since, names, more)
+    return AgentList(name, incarnation, upto, tuple(sketches), since, names, more)

@@ -11,7 +11,7 @@ from fabric.ids import AgentId, AgentKey, BlockHash, Fingerprint, NodeName, Tena
 from fabric.kvcache.block_chain import BlockRef
 from fabric.ports import Clock
 from fabric.record.answers import Answers, OmittedParts
-from fabric.record.directive import live
+from fabric.record.directive import live_directives
 from fabric.record.manifest import Manifest, OwnerState, is_spent
 from fabric.record.piece_table import PieceTable
 from fabric.retention import Candidate, Rules, choose
@@ -274,7 +274,7 @@ class AgentTable:
         for agent in self._open(islice(candidates, ALIKE_AGENTS_MAX), identity):
             record = agent.manifest
             is_like = record.form is not None and forms.continues(record.form)
-            if is_like and not live(record.directives):
+            if is_like and not live_directives(record.directives):
                 return agent
         return None
 

@@ -79,7 +79,7 @@ class CallReader:
         """Parse the unread text as far as it is unambiguous."""
 
     def _finish(self, *, is_cut: bool) -> None:
-        """Parse what only the section's end makes unambiguous."""
+        """Parse the text that was ambiguous before the section's end."""
 
     def _drain(self) -> list[CallEvent]:
         events, self._events = self._events, []

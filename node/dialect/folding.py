@@ -199,8 +199,8 @@ def _split_calls(messages: Messages) -> Messages:
         for number, call in enumerate(calls):
             empty = {"role": "assistant", "content": message.get("content") and ""}
             split.append({**(empty if number else message), "tool_calls": [call]})
-            named = (r for r in results if r.get("tool_call_id") == call.get("id"))
-            result = next(named, results[0] if results else None)
+            own_results = (r for r in results if r.get("tool_call_id") == call.get("id"))
+            result = next(own_results, results[0] if results else None)
             if result is not None:
                 split.append(result)
                 results = [r for r in results if r is not result]

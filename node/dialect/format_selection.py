@@ -112,10 +112,10 @@ def _calls(template: str, name: str, fallback: FallbackFormats) -> CallFormat | 
     if name == NONE:
         return None
     if name != AUTO:
-        known = CALL_FORMATS.get(CALL_ALIASES.get(name, name)) or fallback.calls_by_name(name)
-        if known is None:
+        format_ = CALL_FORMATS.get(CALL_ALIASES.get(name, name)) or fallback.calls_by_name(name)
+        if format_ is None:
             raise _unknown("tool_parser", name, CALL_FORMATS)
-        return known
+        return format_
     inferred = fallback.calls
     if inferred is not None and inferred.name not in {*CALL_FORMATS, *CALL_ALIASES}:
         return inferred  # only mlx-lm can read it

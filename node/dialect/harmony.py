@@ -87,7 +87,7 @@ class HarmonyReader:
         self._stops = StopStrings(())
         self.feed(begun)
         if self._part is _Part.CALL:
-            self._part = _Part.TEXT  # the client's text, as far as it knows
+            self._part = _Part.TEXT  # a call in `begun` counts as text
         self._forget_parts()
 
     def feed(self, text: str) -> AnswerDelta:

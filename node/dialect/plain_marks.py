@@ -78,9 +78,9 @@ class MarkFinder:
         return "".join(spelled)
 
 
-def _unescape(found: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     """Return the character of an escape that may hide one of a mark."""
-    return chr(int(found[1], 16)) if found[1] else "/"
+    return chr(int(match[1], 16)) if match[1] else "/"
 
 
 def _cut_behind(text: str, places: list[int]) -> str:

@@ -66,7 +66,7 @@ class TagFormat:
 
 
 class TagCallReader(CallReader):
-    """Reader that streams texts as they come, and other values when their end tag is there."""
+    """Reader that streams texts as they arrive, and other values once their end tag arrives."""
 
     def __init__(self, tools: list[Any] | None, tags: TagFormat) -> None:
         super().__init__(tools)

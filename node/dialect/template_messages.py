@@ -1,4 +1,4 @@
-"""Messages as a model's chat template accepts them, with the least change to what they say.
+"""Messages as a model's chat template accepts them, changed as little as possible.
 
 Templates write whole messages only. To continue an answer, a mark is put at the end of its text and
 the prompt is cut there: what the template writes after it would end the message.

@@ -82,7 +82,7 @@ class _Step:
 
     def launch(self) -> None:
         """Launch all together or, if that fails, each alone."""
-        batch, step = self._unfailed(), self._prepared
+        batch, step = self._remaining_sequences(), self._prepared
         if step is not None and len(batch) < len(self._batch):
             step.undo()
             step = None
@@ -108,7 +108,7 @@ class _Step:
             end(sequence, last.reason, last.stop_string)
         return [*self._failed, *(sequence for sequence, _ in ended)]
 
-    def _unfailed(self) -> list[Sequence]:
+    def _remaining_sequences(self) -> list[Sequence]:
         return [sequence for sequence in self._batch if sequence not in self._failed]
 
     @contextmanager

@@ -33,7 +33,7 @@ def emit_event(sequence: Sequence, event: SequenceEvent) -> None:
 
 
 def deliver(sequence: Sequence, sampled: SampledToken) -> Last | None:
-    """Append and emit the next token; if the answer ends with it, return why, for `end`."""
+    """Append and emit the next token; return the reason for `end` if the answer ends with it."""
     resumed, was_delivered = sequence.input.resumed, False
     if resumed is not None and len(sequence.answer_ids) == len(resumed.answer_ids):
         # The node that sampled it computed its probability, and perhaps delivered it.

@@ -82,7 +82,7 @@ class Heads:
         for remote, is_urgent in self._remote.copy().items():
             ready, end, best = self._best(remote)
             if best is not None and end > ready:
-                self._ask(best, end, is_urgent=is_urgent)
+                self._request_publishing(best, end, is_urgent=is_urgent)
         return [s for s in waiting if not self._is_held(s, now_s, tokens_per_s)]
 
     def _is_held(self, sequence: Sequence, now_s: float, tokens_per_s: float) -> bool:
@@ -101,7 +101,7 @@ class Heads:
             return False
         head.expected_tokens = end - ready
         head.has_grown = True
-        self._ask(best, end, is_urgent=sequence.is_urgent)
+        self._request_publishing(best, end, is_urgent=sequence.is_urgent)
         return True
 
     def _best(self, head: Head) -> tuple[int, int, Sequence | None]:
@@ -118,7 +118,7 @@ class Heads:
                 end, best = reached, lead
         return ready, end, best
 
-    def _ask(self, lead: Sequence, end: int, *, is_urgent: bool) -> None:
+    def _request_publishing(self, lead: Sequence, end: int, *, is_urgent: bool) -> None:
         """Make a lead publish its first `end` tokens, with the urgency of the waiting turn."""
         head = lead.head
         assert head is not None, "a lead has a head"

@@ -45,7 +45,7 @@ class Reservation:
 class MemoryBudget:
     """Counter of the bytes of caches; callable from any thread.
 
-    `make_room(bytes)` asks the owner of the idle caches to drop that many. It answers by
+    `make_room(bytes)` requests the owner of the idle caches to drop that many. It reports by
     `set_idle`, from within the call or later from its own thread, even if it freed nothing.
     """
 

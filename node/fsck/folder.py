@@ -103,22 +103,22 @@ class FolderCheck:
             elif entry.leaf != "." and not _is_ours(entry):
                 self._note(Kind.STRANGE, entry.name, "not ours; left alone")
             elif not _is_right_kind(entry):
-                self._unexpected(entry)
+                self._note_unexpected(entry)
             elif entry.is_exposed:
-                self._exposed(entry)
+                self._note_exposed(entry)
             if entry.directory == QUARANTINE:
                 detail = f"{entry.size_bytes:,} bytes, kept for inspection"
                 self._note(Kind.QUARANTINED, entry.name, detail)
         return [entry for entry in entries if _is_ours(entry) and entry.is_file]
 
-    def _unexpected(self, entry: Entry) -> None:
+    def _note_unexpected(self, entry: Entry) -> None:
         detail = "a link, a pipe or a folder"
         if entry.is_directory or not entry.directory:
             self._note(Kind.NOT_A_FILE, entry.name, f"{detail}: remove it by hand")
         else:
             self._quarantine(Kind.NOT_A_FILE, entry.name, detail)
 
-    def _exposed(self, entry: Entry) -> None:
+    def _note_exposed(self, entry: Entry) -> None:
         detail = f"mode {entry.mode & 0o777:04o}, owner {entry.owner}: others may use it"
         root = self._disk.root
         self._note(Kind.WRONG_MODE, entry.name, detail, lambda _: make_private(root, entry))

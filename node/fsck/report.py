@@ -87,8 +87,8 @@ class FolderReport:
             self.left_out[finding.severity] += 1
 
     def count(self, severity: Severity) -> int:
-        listed = sum(f.severity is severity and not f.repaired for f in self.findings)
-        return listed + self.left_out[severity]
+        listed_count = sum(f.severity is severity and not f.repaired for f in self.findings)
+        return listed_count + self.left_out[severity]
 
     @property
     def is_sound(self) -> bool:

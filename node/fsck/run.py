@@ -52,8 +52,10 @@ def _check(arguments: argparse.Namespace) -> int:
         nodes = _nodes(arguments.data.expanduser(), arguments.node)
         key, why = _cluster_key((arguments.keys or arguments.data).expanduser())
         with ExitStack() as stack:
-            folders = _claimed(nodes, stack, key)
-            reports = [_checked(node, disk, key, repair=arguments.repair) for node, disk in folders]
+            folders = _claim_folders(nodes, stack, key)
+            reports = [
+                _check_folder(node, disk, key, repair=arguments.repair) for node, disk in folders
+            ]
     except (FatalError, RejectedError) as error:
         _print_error(error.message)
         return MISUSED
@@ -101,7 +103,9 @@ def _cluster_key(folder: Path) -> tuple[bytes | None, str | None]:
         return None, error.message
 
 
-def _claimed(nodes: list[Path], stack: ExitStack, key: bytes | None) -> list[tuple[str, PosixDisk]]:
+def _claim_folders(
+    nodes: list[Path], stack: ExitStack, key: bytes | None
+) -> list[tuple[str, PosixDisk]]:
     """Lock all folders before the check; raise FatalError if a node uses one."""
     claimed = []
     for node in nodes:
@@ -126,7 +130,7 @@ def _folders(node: Path) -> Iterator[Path]:
             yield path
 
 
-def _checked(node: str, disk: PosixDisk, key: bytes | None, *, repair: bool) -> FolderReport:
+def _check_folder(node: str, disk: PosixDisk, key: bytes | None, *, repair: bool) -> FolderReport:
     report = FolderReport(node, disk.root.name)
     try:
         FolderCheck(disk, report, key, repair=repair).run(_progress(f"{node}/{report.folder}"))

@@ -93,11 +93,11 @@ class _LarkWriter:
             case TextRules(rules, escaping):
                 return _nested_rules(name, rules, escaping)
             case Until(end, without, matching):
-                return self._until(name, end, without, matching)
+                return self._free_text_rule(name, end, without, matching)
         message = f"there is no rule for {type(expression).__name__}"
         raise TypeError(message)
 
-    def _until(
+    def _free_text_rule(
         self, name: str, end: str, without: tuple[str, ...], matching: tuple[str, ...]
     ) -> list[str]:
         """Return the rule of a free text and its end.

@@ -15,13 +15,13 @@ _NO_VALUE: Final = "no value fits the schema"
 _TOO_MUCH: Final = "it allows too much at one place: use fewer optional properties or repetitions"
 
 
-def _keywords(found: re.Match[str]) -> str:
-    names = ", ".join(re.findall(r'"([^"]*)"', found[1]))
+def _keywords(match: re.Match[str]) -> str:
+    names = ", ".join(re.findall(r'"([^"]*)"', match[1]))
     return f"keywords that are not supported: {names}"
 
 
-def _regex(found: re.Match[str]) -> str:
-    detail = next((words for term, words in _REGEX_DETAILS if term in found.string), "")
+def _regex(match: re.Match[str]) -> str:
+    detail = next((words for term, words in _REGEX_DETAILS if term in match.string), "")
     return f"a regular expression is invalid{detail and f': {detail}'}"
 
 

@@ -69,7 +69,7 @@ class HibernationHttp:
             authorize(request, self._secret)
             call = decode_header(Hibernate, request.headers.get(CALL_HEADER, ""))
             self._begin(call.tenant)
-            export = await self._opened(self._exports.begin(call), call.tenant)
+            export = await self._open_export(self._exports.begin(call), call.tenant)
         except FabricError as error:
             return error_response(error)
         headers = {
@@ -97,7 +97,7 @@ class HibernationHttp:
             return Response(status_code=400)
         return JSONResponse(to_plain(resumed))
 
-    async def _opened(self, export: Export, tenant: TenantId) -> Export:
+    async def _open_export(self, export: Export, tenant: TenantId) -> Export:
         try:
             await export.open()
         except BaseException:

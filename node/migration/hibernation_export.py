@@ -22,7 +22,7 @@ from fabric.record.hibernation_file import (
     key_id,
 )
 from fabric.record.manifest import Manifest, encode_manifest
-from fabric.record.rekey import portable
+from fabric.record.rekey import portable_record
 from node.agents.owned import OwnedAgents
 from node.migration.source import SEAL_WAIT_S
 from node.runtime.identity import NodeIdentity
@@ -105,7 +105,7 @@ class Export:
                 raise ConflictError(message, code="nothing_saved")
             # A file without these blocks would not be a backup.
             await parts.mending.mend(agent, may_truncate=False)
-            record = portable(agent.saved, store.spec.window_tokens)
+            record = portable_record(agent.saved, store.spec.window_tokens)
             self._held = record.refs
             missing = store.blocks.hold(record.refs)
         if missing:

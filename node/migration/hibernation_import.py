@@ -30,7 +30,7 @@ from fabric.record.hibernation_file import (
 )
 from fabric.record.lenders import Lender
 from fabric.record.manifest import OwnerState, decode_manifest
-from fabric.record.rekey import RekeyedRecord, derived_from, rekeyed, with_new_owner
+from fabric.record.rekey import RekeyedRecord, derived_from, rekey_record, with_new_owner
 from fabric.record.stored_part import truncate_before_edits
 from node.agents.agent import Agent
 from node.agents.agent_table import AgentTable
@@ -173,7 +173,7 @@ class Import:
             raise
         self._raw_record = bytearray()
         salt, model = self._store.salt(self._call.tenant), self._identity.model
-        self._rekeyed = rekeyed(record, header, model.spec, salt, model.vocabulary_size)
+        self._rekeyed = rekey_record(record, header, model.spec, salt, model.vocabulary_size)
 
     def _add_block(self, body: bytes) -> None:
         rekeyed_record = self._record()

@@ -142,8 +142,10 @@ class IncomingMoves:
 
         They count as private until their record arrives.
         """
-        held = (move.key[0] for move in self._moves.values() if move.refs and move.key is not None)
-        return tenant in self._copying or tenant in held
+        tenants = (
+            move.key[0] for move in self._moves.values() if move.refs and move.key is not None
+        )
+        return tenant in self._copying or tenant in tenants
 
     def is_aborted(self, name: MigrationId) -> bool:
         """Return whether a move was aborted."""

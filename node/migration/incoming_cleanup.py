@@ -92,7 +92,7 @@ class IncomingCleanup:
 
     async def _undo(self, name: MigrationId, key: AgentKey) -> None:
         """Remove the record of a failed commit, so that no restart finds it."""
-        doubtful = self.store.doubted(key)
+        doubtful = self.store.doubtful_record(key)
         if doubtful is None or (doubtful.migration, doubtful.state) != (name, OwnerState.OWNED):
             return
         if not await self.workers.run(lambda: self.store.settle(key)):

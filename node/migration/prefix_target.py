@@ -83,7 +83,7 @@ class SharedPrefixTarget:
             try:
                 await self._fetch(copy, record, cancel)
             except (FabricError, OSError):
-                arrived = await self.workers.run(lambda: _arrived(self.store, record))
+                arrived = await self.workers.run(lambda: _stored_record(self.store, record))
                 if arrived is None:
                     raise
                 record = arrived
@@ -145,7 +145,7 @@ class SharedPrefixTarget:
             raise ConflictError(message, code="no_room")
 
 
-def _arrived(store: AgentStore, record: Manifest) -> Manifest | None:
+def _stored_record(store: AgentStore, record: Manifest) -> Manifest | None:
     """Return the record of the blocks that are stored, up to the first missing one."""
     missing = set(store.blocks.missing(record.refs))
     blocks = record.pieces.blocks

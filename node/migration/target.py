@@ -114,7 +114,7 @@ class MoveTarget:
         """
         record = self.copies.decode_offer(call.offer.manifest)
         copied = NOTHING_COPIED
-        if self._committed(call, record) is None:
+        if self._find_committed(call, record) is None:
             tail = CopyBlocks(call.migration, call.source, call.offer, Urgency.MIGRATION_TAIL)
             if call.migration in self.warm_up:  # a stream ran at the source during the copy
                 self.moving.begin_pause(call.migration)
@@ -140,7 +140,7 @@ class MoveTarget:
             async with agent.turn_lock.held(COMMIT_WAIT_S, "the agent is in use here"):
                 return await self._commit(call, record)
 
-    def _committed(self, call: CommitMigration, record: Manifest) -> AgentView | None:
+    def _find_committed(self, call: CommitMigration, record: Manifest) -> AgentView | None:
         """Return the agent if this call was executed before; raise if it can never succeed."""
         agent = self.records.table.get(record.key)
         present = agent.effective_record if agent is not None else None
@@ -169,7 +169,7 @@ class MoveTarget:
             _log.exception("could not load the tail of an incoming agent's cache")
 
     async def _commit(self, call: CommitMigration, record: Manifest) -> AgentView:
-        repeated = self._committed(call, record)
+        repeated = self._find_committed(call, record)
         if repeated is not None:
             return repeated
         move = self.moves.get_or_create(call.migration)

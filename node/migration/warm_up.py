@@ -62,8 +62,8 @@ class WarmUp:
         if not self._health.reuses:
             self.drop(name)
             return
-        known = self._moves.get(name)
-        warm = known.warm if known is not None else None
+        incoming = self._moves.get(name)
+        warm = incoming.warm if incoming is not None else None
         if warm is None or not warm.begins(record):
             self.drop(name)
             warm = WarmCache(Reservation(self._engine.budget))
@@ -175,8 +175,10 @@ class WarmUp:
 
     def _keep(self, move: IncomingMove, warm: WarmCache) -> None:
         move.warm, warm.kept_as = warm, next(self._kept)
-        kept = [(other.warm.kept_as, other) for other in self._moves if other.warm is not None]
-        for _, oldest in sorted(kept, key=lambda pair: pair[0])[:-WARM_UPS_MAX]:
+        warm_moves = [
+            (other.warm.kept_as, other) for other in self._moves if other.warm is not None
+        ]
+        for _, oldest in sorted(warm_moves, key=lambda pair: pair[0])[:-WARM_UPS_MAX]:
             oldest.warm = None
             self._moves.discard_if_empty(oldest)
 

@@ -128,14 +128,14 @@ def padded_groups(
 ) -> list[list[int]]:
     """Group sequences of similar length for padding; return indexes into `lengths`."""
     groups: list[list[int]] = []
-    held = 0
+    group_tokens = 0
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if groups:
             padded = (len(groups[-1]) + 1) * lengths[groups[-1][0]]
-            if padded <= tokens_max and padded <= waste_max * (held + lengths[index]):
+            if padded <= tokens_max and padded <= waste_max * (group_tokens + lengths[index]):
                 groups[-1].append(index)
-                held += lengths[index]
+                group_tokens += lengths[index]
                 continue
         groups.append([index])
-        held = lengths[index]
+        group_tokens = lengths[index]
     return groups

@@ -29,7 +29,7 @@ from node.mlx.model_limits import ModelLimits, read_limits
 from node.mlx.opaque_cache import OpaqueCache
 from node.mlx.recurrent_layer import RecurrentLayer
 from node.mlx.resident_cache import CacheMark, ResidentCache, arrange_layers
-from node.mlx.sampling import Likeliest, Sampler, Top, make_sampler, scored, unpack_mask
+from node.mlx.sampling import Likeliest, Sampler, Top, make_sampler, score_tokens, unpack_mask
 from node.mlx.thought_budget import Steering, ThoughtBudget
 
 
@@ -216,7 +216,7 @@ class Engine:
         """Compute like `prefill`; return the log probabilities of each token's successor."""
         with device_errors():
             logits = self._extend(cache, tokens)[0, :, : self.limits.vocabulary_size]
-            return scored(logits, following, alternatives)
+            return score_tokens(logits, following, alternatives)
 
     def _extend(self, cache: ResidentCache, tokens: list[int]) -> mx.array:
         """Append tokens; return their logits, not evaluated yet."""

@@ -37,8 +37,8 @@ def read_sampling(folder: Path) -> dict[str, float]:
 
 
 def _end_ids(config: Mapping[str, Any]) -> Iterator[int]:
-    named = config.get(_END)
-    for token in named if isinstance(named, list) else [named]:
+    ids = config.get(_END)
+    for token in ids if isinstance(ids, list) else [ids]:
         if type(token) is int:
             yield token
 

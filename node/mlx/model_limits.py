@@ -86,33 +86,33 @@ def _is_run(indexes: list[int]) -> bool:
 
 def _observe(model: Any, tokens: Sequence[int]) -> tuple[list[_Lookup], int]:
     """Return the lookups for `tokens` and the width of the logits, without evaluating them."""
-    with _recording(model) as noted:
+    with _recording(model) as calls:
         logits = model(mx.array([tokens]), cache=make_prompt_cache(model))
-    lookups = [_Lookup(rows, indexes.reshape(-1).tolist()) for rows, indexes in noted]
+    lookups = [_Lookup(rows, indexes.reshape(-1).tolist()) for rows, indexes in calls]
     return lookups, int(logits.shape[-1])
 
 
 @contextmanager
 def _recording(model: nn.Module) -> Iterator[list[tuple[int, mx.array]]]:
     """Record every call of a module with a table on integers."""
-    noted: list[tuple[int, mx.array]] = []
+    calls: list[tuple[int, mx.array]] = []
     tables = [m for m in model.modules() if isinstance(m.get("weight"), mx.array)]
-    kinds = {type(module): _recording_kind(type(module), noted) for module in tables}
-    own = [(module, type(module)) for module in tables]
+    kinds = {type(module): _recording_kind(type(module), calls) for module in tables}
+    classes = [(module, type(module)) for module in tables]
     try:
-        for module, kind in own:
+        for module, kind in classes:
             module.__class__ = kinds[kind]
-        yield noted
+        yield calls
     finally:
-        for module, kind in own:
+        for module, kind in classes:
             module.__class__ = kind
 
 
-def _recording_kind(kind: Any, noted: list[tuple[int, mx.array]]) -> Any:
+def _recording_kind(kind: Any, calls: list[tuple[int, mx.array]]) -> Any:
     def call(self: Any, x: Any, *args: Any, **options: Any) -> Any:
         indexes = x if isinstance(x, mx.array) else mx.array(x)
         if mx.issubdtype(indexes.dtype, mx.integer):
-            noted.append((int(self["weight"].shape[0]), indexes))
+            calls.append((int(self["weight"].shape[0]), indexes))
         return kind.__call__(self, x, *args, **options)
 
     return type(kind.__name__, (kind,), {"__call__": call})

@@ -43,12 +43,12 @@ class TilePlan:
 def tile_plan(shifts: tuple[Shift, ...]) -> TilePlan:
     """Plan the products for all whole tiles up to the last moved row."""
     # By identity: all layers of a sequence share the tuple, and comparing it is slower.
-    known = _plans.get(id(shifts))
-    if known is None or known[0] is not shifts:
-        known = _plans[id(shifts)] = shifts, _plan_tiles(shifts)
+    cached = _plans.get(id(shifts))
+    if cached is None or cached[0] is not shifts:
+        cached = _plans[id(shifts)] = shifts, _plan_tiles(shifts)
         if len(_plans) > TILE_PLANS_MAX:
             _plans.popitem(last=False)
-    return known[1]
+    return cached[1]
 
 
 _plans: OrderedDict[int, tuple[tuple[Shift, ...], TilePlan]] = OrderedDict()

@@ -119,18 +119,18 @@ class ResidentCache:
     @property
     def size_bytes(self) -> int:
         """Bytes of memory, capacity included; callable from any thread."""
-        held = sum(leaf.nbytes for leaf in self.leaves)
-        held += sum(view.nbytes for view in list(self.slid.values()))
-        held += self.windows.size_bytes
+        total_bytes = sum(leaf.nbytes for leaf in self.leaves)
+        total_bytes += sum(view.nbytes for view in list(self.slid.values()))
+        total_bytes += self.windows.size_bytes
         # Count a state once, even if it is held several times or is the current one.
-        taken = [*self.snapshots.values(), *self.states.values()]
-        arrays = {id(array): array for states in taken for state in states for array in state}
+        snapshots = [*self.snapshots.values(), *self.states.values()]
+        arrays = {id(array): array for states in snapshots for state in states for array in state}
         for layer in self.recurrent:
             for array in layer.cache:
                 arrays.pop(id(array), None)
-        held += sum(int(array.nbytes) for array in arrays.values())
+        total_bytes += sum(int(array.nbytes) for array in arrays.values())
         arrays_count = len(arrays) + sum(len(leaf.state) for leaf in self._resident)
-        return max(held, self.array_bytes_min * arrays_count)
+        return max(total_bytes, self.array_bytes_min * arrays_count)
 
     @property
     def ahead_tokens(self) -> int:

@@ -61,7 +61,7 @@ def likeliest(logprobs: mx.array, chosen: mx.array, alternatives_count: int) -> 
     return Likeliest(own, tokens, mx.take_along_axis(finite, tokens, axis=-1))
 
 
-def scored(logits: mx.array, following: list[int], alternatives_count: int) -> list[Top]:
+def score_tokens(logits: mx.array, following: list[int], alternatives_count: int) -> list[Top]:
     """Return the log probabilities of a prompt's tokens, each computed by the row before it."""
     exact = logits.astype(mx.float32)
     exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
@@ -104,7 +104,7 @@ class Sampler:
         less probable. A token of `openings` is taken if it would be sampled without the mask.
         """
         logprobs = self._logprobs(logits)
-        token = self._sample(logprobs if allowed is None else self._only(allowed, logprobs))
+        token = self._sample(logprobs if allowed is None else self._restrict_to(allowed, logprobs))
         if openings:
             free = self._sample(logprobs)
             opens = mx.any(free == mx.array(openings), keepdims=True)
@@ -131,7 +131,7 @@ class Sampler:
             return token, None
         return token, likeliest(logprobs, token, alternatives_count)
 
-    def _only(self, allowed: mx.array, logprobs: mx.array) -> mx.array:
+    def _restrict_to(self, allowed: mx.array, logprobs: mx.array) -> mx.array:
         """Renormalize over allowed tokens, before top_p and the like apply."""
         masked = mx.where(allowed, logprobs, -mx.inf)
         if self.sampling.temperature == 0:

@@ -104,8 +104,8 @@ class ThoughtEndings:
 
 def _missing(space: str, text: str) -> str:
     """Return the end of `space` that `text` does not end with yet."""
-    held = next(size for size in range(len(space), -1, -1) if text.endswith(space[:size]))
-    return space[held:]
+    present_chars = next(size for size in range(len(space), -1, -1) if text.endswith(space[:size]))
+    return space[present_chars:]
 
 
 class ThoughtBudget:

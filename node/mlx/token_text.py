@@ -54,11 +54,11 @@ def char_places(text: str, places: Sequence[int]) -> list[int]:
     """Return the characters that begin at these bytes of a text."""
     if text.isascii() or not places:
         return list(places)
-    raw, at, done, found = text.encode("utf-8", "replace"), 0, 0, []
+    raw, at, done, char_starts = text.encode("utf-8", "replace"), 0, 0, []
     for place in places:
         at, done = at + len(raw[done:place].decode("utf-8", "replace")), place
-        found.append(at)
-    return found
+        char_starts.append(at)
+    return char_starts
 
 
 PIECE_CHARS: Final = 1 << 14  # preferred minimum: each piece costs a call

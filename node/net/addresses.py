@@ -31,15 +31,15 @@ def local_addresses(
 
     With `only`, just that host; else every address, and loopback if there is no other.
     """
-    found = list(MACHINE.current() if interfaces is None else interfaces)
+    candidates = list(MACHINE.current() if interfaces is None else interfaces)
     if only is not None:
-        found = [i for i in found if i.host == only] or [_unlisted_interface(only)]
-    elif any(i.kind is not LinkKind.LOOPBACK for i in found):
-        found = [i for i in found if i.kind is not LinkKind.LOOPBACK]
-    found.sort(key=lambda i: (LIKELY_ORDER.index(i.kind), -i.speed_mbit))
+        candidates = [i for i in candidates if i.host == only] or [_unlisted_interface(only)]
+    elif any(i.kind is not LinkKind.LOOPBACK for i in candidates):
+        candidates = [i for i in candidates if i.kind is not LinkKind.LOOPBACK]
+    candidates.sort(key=lambda i: (LIKELY_ORDER.index(i.kind), -i.speed_mbit))
     return tuple(
         Address(i.host, port, i.kind, i.speed_mbit, i.device, scope_of(i.host), i.prefix_bits)
-        for i in found[:ADDRESSES_MAX]
+        for i in candidates[:ADDRESSES_MAX]
     )
 
 
@@ -73,11 +73,11 @@ def dial(host: str, port: int, timeout_s: float, kind: LinkKind | None = None) -
         message = "a node's address is not an IP address"
         raise RejectedError(message, code="bad_address") from None
     family = socket.AF_INET if target.version == 4 else socket.AF_INET6
-    found: list[Interface | None] = []
+    interfaces: list[Interface | None] = []
     if not target.is_loopback:
-        found = [*interfaces_reaching(host, kind, MACHINE.current())[:DEVICES_TRIED_MAX]]
+        interfaces = [*interfaces_reaching(host, kind, MACHINE.current())[:DEVICES_TRIED_MAX]]
     error = OSError("no route")
-    for interface in found or [None]:
+    for interface in interfaces or [None]:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             if interface is not None:

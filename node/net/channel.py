@@ -2,8 +2,8 @@
 
 Sockets block, so that one system call moves a whole slice without taking the GIL again, which next
 to a busy Python thread costs up to 5 ms. A watching thread enforces deadlines (`expire`): it shuts
-the socket down and so wakes the blocked call. A receive returns now and then with what has arrived,
-so that the watcher can tell a slow link from a dead one.
+the socket down and so wakes the blocked call. A receive returns early with the bytes that have
+arrived, so that the watcher can tell a slow link from a dead one.
 """
 
 import math
@@ -86,7 +86,7 @@ class Channel:
         self._is_hurried = True
 
     def clear_deadline(self) -> None:
-        """End that deadline; each frame and slice has its own timeout again."""
+        """Clear the common deadline; each frame and slice has its own timeout again."""
         self._is_hurried = False
         self._deadline_s = math.inf
 
@@ -132,7 +132,7 @@ class Channel:
         return False
 
     def send(self, *messages: Message) -> None:
-        """Send messages in one go."""
+        """Send messages in one write."""
         raw = b"".join(self._seal_frame(encode_frame(message)) for message in messages)
         self._send_all(raw)
 

@@ -154,9 +154,9 @@ class AnswerGrammars:
         return AnswerMatcher(grammar, self._masks, marks, beginning, rule, barred_ids)
 
     def _binds_whole(self, request: GenerateRequest) -> bool:
-        """Return whether calls bind the whole answer: no single token begins one.
+        """Return whether calls constrain the whole answer, as no single token begins one.
 
-        With an output format, which says nothing of calls, they are free.
+        An output format does not cover calls, which are then unconstrained.
         """
         sampling = request.sampling
         is_free = sampling.output is not None or sampling.ignore_eos

@@ -31,16 +31,16 @@ def answer_signs(messages: Sequence[Message], digests: Sequence[int]) -> list[Si
         digest = digests[at]
         identity = (digest, seen[digest], counts[digest])
         seen[digest] += 1
-        own = _call_id_signs(messages[at], digest)
+        message_signs = _call_id_signs(messages[at], digest)
         if at:
-            own.append(_sign(_AFTER_MESSAGE, *identity, digests[at - 1]))
+            message_signs.append(_sign(_AFTER_MESSAGE, *identity, digests[at - 1]))
         if number:
-            own.append(_sign(_AFTER_ANSWER, *identity, digests[answers[number - 1]]))
+            message_signs.append(_sign(_AFTER_ANSWER, *identity, digests[answers[number - 1]]))
         if number + 1 < len(answers):
-            own.append(_sign(_BEFORE_ANSWER, *identity, digests[answers[number + 1]]))
-        signs[at] = tuple(own)
-    uses = Counter(sign for own in signs for sign in own)
-    return [tuple(sign for sign in own if uses[sign] == 1) for own in signs]
+            message_signs.append(_sign(_BEFORE_ANSWER, *identity, digests[answers[number + 1]]))
+        signs[at] = tuple(message_signs)
+    uses = Counter(sign for message_signs in signs for sign in message_signs)
+    return [tuple(sign for sign in message_signs if uses[sign] == 1) for message_signs in signs]
 
 
 def _sign(kind: int, *parts: int) -> int:

@@ -14,7 +14,7 @@ from typing import Final
 
 from fabric.errors import ConflictError, RejectedError
 from fabric.ids import AgentKey
-from fabric.record.directed_messages import edits_of, pending, rewritten
+from fabric.record.directed_messages import edits_of, pending_directives, rewrite_text
 from fabric.record.manifest import Manifest
 from fabric.turn.control_marks import ControlMarks
 from fabric.turn.generation import ContinuedPrompt, GenerateRequest, MatchKind, Resumption
@@ -46,7 +46,7 @@ class AppendedPrompts:
         return await self.threads.run(lambda: self._extend_record(record, request))
 
     def _extend_record(self, record: Manifest, request: GenerateRequest) -> ContinuedPrompt:
-        stored = rewritten(record).decode("utf-8", "replace")
+        stored = rewrite_text(record).decode("utf-8", "replace")
         plain = plain_marks_of(record, self.tokenizer.control_marks)
         if request.prompt is not None:
             return ContinuedPrompt(stored + request.prompt, plain or None)
@@ -74,15 +74,15 @@ class AppendedPrompts:
 
 def plain_marks_of(record: Manifest, marks: ControlMarks) -> tuple[int, ...]:
     """Return where a record's text has plain marks, with its pending directives applied."""
-    left, done, moved_bytes, found = pending(record), 0, 0, []
+    directives, done, moved_bytes, places = pending_directives(record), 0, 0, []
     plain = marks.plain_in(record.text.encode(), record.token_ids, record.token_ends)
-    for (start, end, size_bytes), directive in zip(edits_of(left), left, strict=True):
-        found += [at + moved_bytes for at in plain if done <= at < start]
+    for (start, end, size_bytes), directive in zip(edits_of(directives), directives, strict=True):
+        places += [at + moved_bytes for at in plain if done <= at < start]
         replacement = (directive.replacement or "").encode("utf-8", "replace")
-        found += [start + moved_bytes + at for at in marks.plain_in(replacement, (), ())]
+        places += [start + moved_bytes + at for at in marks.plain_in(replacement, (), ())]
         moved_bytes += size_bytes - (end - start)
         done = end
-    return (*found, *(at + moved_bytes for at in plain if at >= done))
+    return (*places, *(at + moved_bytes for at in plain if at >= done))
 
 
 def append(stored: str, appended: str) -> str:

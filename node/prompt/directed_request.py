@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fabric.edit_mode import EditMode
-from fabric.record.directed_messages import edit_messages, pending
-from fabric.record.directive import Directive, live
+from fabric.record.directed_messages import edit_messages, pending_directives
+from fabric.record.directive import Directive, live_directives
 from fabric.record.manifest import Manifest
 from fabric.record.message_parts import OtherParts
 from fabric.record.message_positions import MessagePositions, SentMessage
@@ -56,8 +56,8 @@ def follow_record(directed: DirectedRequest, record: Manifest) -> DirectedReques
     if request.resume is not None:
         return directed
     if request.extends:
-        matched = pending(record)
-        kept = [d for d in live(record.directives) if d.at is not None and d.is_applied]
+        matched = pending_directives(record)
+        kept = [d for d in live_directives(record.directives) if d.at is not None and d.is_applied]
         mode = _edit_mode(request.edits, [*matched, *kept])
         directed = replace(directed, request=replace(request, edits=mode), matched=matched)
     if record.settings is not None and record.settings.rebuilds:

@@ -8,7 +8,7 @@ from fabric.kvcache.arrangement import unshiftable_reason
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.limits import EDIT_KEPT_TOKENS_MIN
 from fabric.record.bounds import has_too_long_tokens
-from fabric.record.directed_messages import edits_of, pending, rewritten
+from fabric.record.directed_messages import edits_of, pending_directives, rewrite_text
 from fabric.record.manifest import Manifest
 from fabric.turn.edited_prompt import Edit, plan_edited_prompt
 from fabric.turn.generation import GenerateRequest, IdentityKind, MatchKind, Sampling
@@ -124,14 +124,14 @@ class PromptEncoder:
             return plan_tokens(text.encode(), encoded, stored)
         raw = self._is_raw(request)
         if request.extends:
-            if not text.encode().startswith(rewritten(record)):
+            if not text.encode().startswith(rewrite_text(record)):
                 message = "the agent's context has changed meanwhile: request the prompt again"
                 raise ConflictError(message, code="agent_changed")
             raw = bool(stored.ends) and stored.ends[0] == 0  # it has the tokenizer's own prefix
         plan = plan_prompt(self.tokenizer, text, stored, raw=raw, limit=limit, plain=rendered.plain)
         keeps = request.edits is not None and request.edits.keeps
         if keeps and (request.extends or not raw):
-            plan = self._plan_edited(request, stored, plan, edits_of(pending(record)))
+            plan = self._plan_edited(request, stored, plan, edits_of(pending_directives(record)))
         has_states = CacheGroup.STATE in self.identity.spec.groups
         return replace(plan, marks=self.boundaries.find(request, plan, has_states=has_states))
 
@@ -165,7 +165,7 @@ class PromptEncoder:
         is_answer = request.resume is not None
         PromptLimit(self.identity.model.context_tokens_max, None).check(count - is_answer)
         vocabulary_size = self.identity.model.vocabulary_size
-        if max(plan.ids) >= vocabulary_size:  # a tokenizer may know more than the model
+        if max(plan.ids) >= vocabulary_size:  # a tokenizer may have more tokens than the model
             message = f"the prompt has a token that the model lacks: it has {vocabulary_size}"
             raise RejectedError(message, code=_INVALID, param="messages")
         if not is_answer and has_too_long_tokens(plan.ends, plan.kept_tokens):

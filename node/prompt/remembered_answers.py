@@ -102,10 +102,10 @@ def conversation_answers(
     return dict(reversed(remembered.items()))
 
 
-def _redact_answer(answer: OmittedParts, left: Message) -> OmittedParts:
+def _redact_answer(answer: OmittedParts, redacted: Message) -> OmittedParts:
     """Drop the parts of an answer that directives dropped; ids of kept calls stay."""
-    calls = tuple(CallWritten("", use.id or "") for use in left.uses)
-    return replace(answer, reasoning=left.reasoning or "", calls=calls)
+    calls = tuple(CallWritten("", use.id or "") for use in redacted.uses)
+    return replace(answer, reasoning=redacted.reasoning or "", calls=calls)
 
 
 def _parts_of(message: Message) -> OmittedParts:

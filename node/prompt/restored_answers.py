@@ -142,12 +142,12 @@ def _match_after_edits(located: LocatedRequest, known: KnownAnswers) -> dict[int
     """Match the agent's own answers whose places an edit has changed."""
     places = located.places
     missing = {*located.answer_places} - known.at.keys()
-    others = {place: answer for place, answer in known.own.items() if place not in known.at}
-    if not missing or not others:
+    unplaced = {place: answer for place, answer in known.own.items() if place not in known.at}
+    if not missing or not unplaced:
         return {}
     signs = answer_signs(located.request.messages or (), places.digests)
     by_place = zip(places.places, signs, strict=True)
-    return match_answers({place: own for place, own in by_place if place in missing}, others)
+    return match_answers({place: own for place, own in by_place if place in missing}, unplaced)
 
 
 def _spelling(message: Message) -> Any:

@@ -262,7 +262,7 @@ class AgentStore:
             self.blocks.release(removed)
         self.sweep()  # also removes blocks of a removed record that a first turn has read
 
-    def doubted(self, key: AgentKey) -> Manifest | None:
+    def doubtful_record(self, key: AgentKey) -> Manifest | None:
         """Return the newest record that a restart may find although its publish failed, if any."""
         doubts = self._doubtful.get(key)
         return doubts[-1].record if doubts else None

@@ -116,7 +116,7 @@ class BlockIndex:
             return [ref for ref in dict.fromkeys(counted) if not self._has(ref)]
 
     def references(self, ref: BlockRef) -> int:
-        """Count what `retain` and `hold` have counted of a block."""
+        """Return how many references `retain` and `hold` have counted for a block."""
         with self._changed:
             return self._references[ref]
 

@@ -64,7 +64,7 @@ class GrantedTerms:
         return answer
 
     async def admit(self, term: int | None) -> None:
-        """Take note of a later term; raise OldRouterError for a router whose term is over."""
+        """Record a later term; raise OldRouterError for a router whose term is over."""
         error = await self._ballot.follow(term)
         if error is not None:
             _log.warning("term %d is in memory only: %s", term, error.message)

@@ -106,7 +106,7 @@ class PosixDisk:
         self._serial = itertools.count()
         self._lock = threading.Lock()
         self._directories: dict[str, int] = {}
-        self._unflushed: set[int] = set()  # directories with removals that no flush has made last
+        self._unflushed: set[int] = set()  # directories with removals that are not durable
         self._leftovers: set[tuple[str, str]] = set()  # folders and temporaries in them
         self._is_claimed = False
         # The operator may link the root to a larger drive; below it nothing is followed.
@@ -116,7 +116,7 @@ class PosixDisk:
                 self._make_root(self.root)
             self._root = os.open(self.root, OPEN_DIRECTORY)
             try:
-                self._own(self._root)
+                self._make_private(self._root)
             except BaseException:
                 os.close(self._root)
                 raise
@@ -149,7 +149,7 @@ class PosixDisk:
             raise DiskError(message, errno.ENODEV)
 
     def reopen(self) -> None:
-        """Open the folders at their paths again, and make those that are gone; raise DiskError.
+        """Open the folders at their paths again, and create the missing ones; raise DiskError.
 
         The descriptors keep their numbers, so that calls of other threads that run meanwhile
         reach the old folders or the new ones, and no other file.
@@ -159,7 +159,7 @@ class PosixDisk:
             self._make_root(self.root)
             with closing(os.open(self.root, OPEN_DIRECTORY)) as root:
                 if not self._is_same(root, self._root):
-                    self._own(root)
+                    self._make_private(root)
                     if self._is_claimed:
                         fcntl.flock(root, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.dup2(root, self._root, inheritable=False)
@@ -402,7 +402,7 @@ class PosixDisk:
         with closing(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)) as parent:
             flush(parent, self._durability)
 
-    def _own(self, root: int) -> None:
+    def _make_private(self, root: int) -> None:
         """Make an open root private; raise DiskError where it is not this user's own."""
         if self._keeps_modes:
             return
@@ -420,9 +420,9 @@ class PosixDisk:
         if not directory:
             return self._root
         with self._lock:
-            known = self._directories.get(directory)
-            if known is not None:
-                return known
+            descriptor = self._directories.get(directory)
+            if descriptor is not None:
+                return descriptor
             if create:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(directory, 0o700, dir_fd=self._root)

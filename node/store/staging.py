@@ -37,7 +37,7 @@ class Portion:
     """Consecutive bytes of a file on their way through this thread's staging buffer."""
 
     view: memoryview  # to read into
-    _places: list[tuple[Place, Place]]  # and what each is filled from
+    _places: list[tuple[Place, Place]]  # destinations, each with its staged bytes
 
     def put_in_place(self) -> None:
         """Copy the bytes read to their destinations."""

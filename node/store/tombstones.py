@@ -13,7 +13,7 @@ from typing import Final
 from fabric.errors import CorruptDataError, StaleEpochError
 from fabric.ids import AgentId, TenantId
 from fabric.kvcache.hashing import agent_digest
-from fabric.record.directive import is_to_forget, live
+from fabric.record.directive import is_to_forget, live_directives
 from fabric.record.lenders import Lender, has_erased_lender
 from fabric.record.manifest import Manifest
 from fabric.record.tombstone import (
@@ -71,9 +71,9 @@ class TombstoneStore:
         return self._all.epoch_of(digest)
 
     def claim_epoch(self, tenant: TenantId, agent: AgentId, epoch: int) -> int:
-        """Return the epoch `asked`; for 0, the first epoch above an erasure of that name.
+        """Return `epoch`; for 0, the first epoch above an erasure of that name.
 
-        Raises StaleEpochError for an erased epoch. It cannot be raised instead, because the next
+        Raises StaleEpochError for an erased epoch; it does not increase the epoch, as the next
         epoch may belong to another node.
         """
         floor = self.floor(tenant, agent)
@@ -97,7 +97,7 @@ class TombstoneStore:
 
     def may_lend(self, record: Manifest) -> bool:
         """Return whether other agents may borrow rows of a record."""
-        if record.is_private or is_to_forget(live(record.directives)):
+        if record.is_private or is_to_forget(live_directives(record.directives)):
             return False
         return not len(self._all) or not self.has_erased_lender(
             record.tenant, (self.lender(record), self.series(record), *_lenders(record))
@@ -175,7 +175,7 @@ class TombstoneStore:
                 self._files.clear()
             for leaf in self._disk.list_names(_AGENTS):
                 self._load(leaf)
-            with self._lock:  # what is stored may be of an earlier erasure
+            with self._lock:  # stored tombstones may be older
                 self._unwritten.update((item.agent, item) for item in self._all)
             self._write_rest()
 

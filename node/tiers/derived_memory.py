@@ -110,10 +110,10 @@ class DerivedMemory:
                 agent.was_evicted = True
                 table.remove(agent.key)
                 return word.tokens_count
-            kept = truncate_before_edits(saved)
-            count = max(word.tokens_count, saved.tokens_count) - kept.tokens_count
-            kept = replace(kept, epoch=word.epoch, owner=word.owner, state=word.state)
-            await records.republish(agent, kept)
+            record = truncate_before_edits(saved)
+            count = max(word.tokens_count, saved.tokens_count) - record.tokens_count
+            record = replace(record, epoch=word.epoch, owner=word.owner, state=word.state)
+            await records.republish(agent, record)
             assert agent.saved is not None, "it was just published"
             agent.note_saved(agent.saved, ())
             records.hot.note()

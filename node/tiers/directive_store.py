@@ -21,7 +21,13 @@ from fabric.control.replica_calls import DropReplica
 from fabric.errors import ConflictError, RejectedError, RetryLaterError
 from fabric.ids import AgentKey
 from fabric.limits import DIRECTIVES_MAX
-from fabric.record.directive import Directive, is_to_forget, live, texts_bytes, undone
+from fabric.record.directive import (
+    Directive,
+    is_to_forget,
+    live_directives,
+    texts_bytes,
+    undone_directives,
+)
 from fabric.record.manifest import AgentSettings, Manifest, OwnerState, unless_default
 from fabric.record.message_positions import MessagePosition, MessagePositions
 from fabric.record.spans import Spans, tokens_of
@@ -59,7 +65,7 @@ class DirectiveStore:
                 raise RejectedError(problem, code="invalid_message")
         async with self.erasing.revoking(), self._hold_agent(call.key) as agent:
             directives = await despite_losses(lambda: self._change_directives(agent, call))
-        return replace(agent.view(), directives=_views(agent.manifest, live(directives)))
+        return replace(agent.view(), directives=_views(agent.manifest, live_directives(directives)))
 
     async def change_settings(self, call: ChangeSettings) -> AgentView:
         """Change an agent's settings; raises the same errors as `change_directives`."""
@@ -104,8 +110,8 @@ class DirectiveStore:
         return MemoryView(
             record.tokens_count,
             tuple(_message(record, number, m) for number, m in enumerate(positions.messages)),
-            _views(record, live(record.directives)),
-            _views(record, undone(record.directives)),
+            _views(record, live_directives(record.directives)),
+            _views(record, undone_directives(record.directives)),
         )
 
     @asynccontextmanager
@@ -124,7 +130,7 @@ class DirectiveStore:
         after = await self.records.workers.run(
             lambda: self._changed_directives(agent.manifest, call)
         )
-        if len(live(after)) > DIRECTIVES_MAX:
+        if len(live_directives(after)) > DIRECTIVES_MAX:
             message = f"an agent may have at most {DIRECTIVES_MAX} directives: undo some"
             raise ConflictError(message, code="too_many_directives")
         if texts_bytes(after) > max(DIRECTIVES_BYTES_MAX, texts_bytes(before)):
@@ -135,7 +141,7 @@ class DirectiveStore:
         if after != before:
             # Branches may contain text that the directives drop.
             record = replace(agent.manifest, directives=after or None, branches=None)
-            forgets = is_to_forget(d for d in live(after) if d not in before)
+            forgets = is_to_forget(d for d in live_directives(after) if d not in before)
             await self._publish(agent, record, revokes=forgets)
         return after
 
@@ -167,15 +173,17 @@ class DirectiveStore:
     def _changed_directives(self, record: Manifest, call: DirectAgent) -> tuple[Directive, ...]:
         """Return the directives after a call, with those that it undoes marked."""
         before = record.directives or ()
-        removed = {d.operation for d in live(before)} if call.removes_all else {*call.removed}
-        kept = tuple(d for d in live(before) if d.operation not in removed)
+        removed = (
+            {d.operation for d in live_directives(before)} if call.removes_all else {*call.removed}
+        )
+        kept = tuple(d for d in live_directives(before) if d.operation not in removed)
         taken_back = tuple(
             replace(d, undone_s=call.now_s, replacement=None)
-            for d in live(before)
+            for d in live_directives(before)
             if d.operation in removed
         )
         # A repeated or late call does not add an undone directive again.
-        known_operations = {d.operation for d in (*kept, *undone(before))}
+        known_operations = {d.operation for d in (*kept, *undone_directives(before))}
         added = [d for d in call.added if d.operation not in known_operations]
         salt = self.records.store.salt(record.tenant)
         placing = Spans(record, self.marks, salt)
@@ -185,7 +193,7 @@ class DirectiveStore:
         if spans:
             record = replace(record, directives=(*kept, *added) or None)
             added += Spans(record, self.marks, salt).directives(spans)
-        past = undone((*undone(before), *taken_back))
+        past = undone_directives((*undone_directives(before), *taken_back))
         return (*past, *kept, *added)
 
 

@@ -261,7 +261,7 @@ class DiskBudget:
     async def _choose_victims(self, tier: DiskTier) -> list[Agent]:
         """Choose the agents to evict."""
         dropped = (
-            gone.key for gone in (await self._choice(tier)).dropped if not gone.is_superseded
+            victim.key for victim in (await self._choice(tier)).dropped if not victim.is_superseded
         )
         return [agent for key in dropped if (agent := self._table.get(key)) is not None]
 

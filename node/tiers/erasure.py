@@ -206,7 +206,7 @@ class Erasing:
     # --- one agent ---------------------------------------------------------------------------
 
     async def _erase(self, call: EraseAgent) -> EraseReceipt:
-        noted = await self._note(call)
+        tombstone = await self._note(call)
         try:
             receipt = await self._remove(call.key, call.epoch)
         except (FabricError, OSError):
@@ -221,11 +221,11 @@ class Erasing:
             derived_agents=derived.agents,
             derived_tokens=derived.tokens,
         )
-        if noted is None:  # the removal may have freed space on a full disk
-            noted = await self._note(call)
-        if noted is None:
+        if tombstone is None:  # the removal may have freed space on a full disk
+            tombstone = await self._note(call)
+        if tombstone is None:
             self._fail()
-        return replace(receipt, tombstone=noted)
+        return replace(receipt, tombstone=tombstone)
 
     async def _note(self, call: EraseAgent) -> Tombstone | None:
         tombstone = self._tombstone(call)

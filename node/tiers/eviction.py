@@ -129,7 +129,7 @@ class Eviction:
 
 
 def trimmed(record: Manifest, window_tokens: int) -> Manifest | None:
-    """Return the record without what only earlier points of it need; None if that is all."""
+    """Return the record without windows and states of earlier points; None if it has none."""
     least = trim_restore_points(record, window_tokens)
     is_trimmed = (least.windows, least.states) == (record.windows, record.states)
     return None if is_trimmed else replace(least, revision=record.revision + 1)

@@ -58,15 +58,15 @@ class Restores:
     ) -> Layout:
         """Read a layout's blocks as `load_layout` does, off the event loop."""
         store, began_s = self._store, self._clock.monotonic_s()
-        held = await self._workers.run(
+        restored = await self._workers.run(
             lambda: load_layout(
                 store, tenant, ids, layout, cache, cancel=cancel, fills_holes=fills_holes
             )
         )
-        read_bytes = held.tokens_count * store.spec.bytes_per_token
+        read_bytes = restored.tokens_count * store.spec.bytes_per_token
         if read_bytes >= RESTORE_MEASURED_BYTES_MIN and not cancel.is_set():
             self._speed.add(read_bytes, self._clock.monotonic_s() - began_s)
-        return held
+        return restored
 
 
 def load_layout(

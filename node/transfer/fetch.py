@@ -129,7 +129,7 @@ class Fetch:
                 self._changed.wait(WATCH_S)
         return False
 
-    def dialled(self, stream: Stream, channel: Channel) -> None:
+    def register_channel(self, stream: Stream, channel: Channel) -> None:
         """Register a channel with the watcher before its handshake begins."""
         with self._changed:
             if self.is_over:
@@ -151,7 +151,7 @@ class Fetch:
             stream.channel = None
             self._changed.notify_all()
 
-    def broke(self, stream: Stream, error: Exception, *, is_dialing: bool) -> None:
+    def handle_broken_stream(self, stream: Stream, error: Exception, *, is_dialing: bool) -> None:
         """Give back a broken stream's ranges; count a failure unless it was cut for being slow."""
         counted = self.connections.count
         with self._changed:
@@ -173,7 +173,7 @@ class Fetch:
         if failure is not None:
             self.fail(failure)
 
-    def refused(self, stream: Stream, refusal: FabricError) -> None:
+    def handle_refusal(self, stream: Stream, refusal: FabricError) -> None:
         """Exclude a link whose other end is not the peer."""
         self.connections.count(f"refused_{refusal.code}")
         with self._changed:
@@ -183,7 +183,7 @@ class Fetch:
         if failure is not None:
             self.fail(failure)
 
-    def received_wrong(self, error: CorruptDataError) -> None:
+    def count_wrong_bytes(self, error: CorruptDataError) -> None:
         """Count unrequested bytes from an authenticated peer; fail the second time."""
         self.connections.count("corrupt")
         self._wrong_count += 1
@@ -215,11 +215,11 @@ class Fetch:
             self.fail(error)
             raise ConnectionAbortedError from error
 
-    def received(self, stream: Stream, head: PayloadHead) -> PendingBlock | None:
+    def count_received(self, stream: Stream, head: PayloadHead) -> PendingBlock | None:
         """Count a slice of the first range in the stream's queue; return the block it completes."""
         with self._changed:
             now_s, link, piece = time.monotonic(), stream.link, stream.queue[0]
-            is_complete = self.work.received(piece, head.length)
+            is_complete = self.work.count_received(piece, head.length)
             stream.moved_bytes += head.length
             self.links.moved(link, head.wire_bytes, now_s)
             if stream.moved_bytes >= PROGRESS_BYTES or not piece.left_bytes:
@@ -342,7 +342,7 @@ class Fetch:
         self._report(now_s)
 
     def _report(self, now_s: float, *, is_last: bool = False) -> None:
-        # Prefetches yield to other transfers, so their speed says nothing about the link.
+        # Prefetches yield to other transfers, so their speed does not measure the link.
         if self.spec.urgency is not Urgency.PREFETCH:
             self.links.report(now_s, last=is_last)
 

@@ -18,7 +18,7 @@ from node.net.peer import FetchTimeouts
 LINK_SHARE_MIN: Final = 0.08  # of the fastest link's speed: a slower one is a fallback
 # Fewer do not count: a peer must not stall a fetch by single bytes.
 PROGRESS_BYTES: Final = 64 * KIB
-MEASURED_BYTES_MIN: Final = 1 * MIB  # fewer say more about buffers than about the link
+MEASURED_BYTES_MIN: Final = 1 * MIB  # fewer measure buffers rather than the link
 OBSERVE_S: Final = 2.0
 _BRISK_S: Final = 0.02
 
@@ -74,7 +74,7 @@ class FetchLink:
         if not self._busy:
             self._busy_s += now_s - self._busy_since_s
 
-    def unobserved(self, now_s: float) -> tuple[int, float]:
+    def take_unobserved(self, now_s: float) -> tuple[int, float]:
         """Return the bytes and busy seconds since the last call."""
         before_bytes, before_s = self._observed
         self._observed = (self.moved_bytes, self.busy_s(now_s))
@@ -144,7 +144,7 @@ class FetchLinks:
         doubled = self._timeouts.pause_s * 2.0 ** min(link.failures - 1, 16)
         link.rests_until_s = now_s + min(doubled, self._timeouts.pause_max_s)
         self._last_error = error
-        link.unobserved(now_s)  # earlier bytes say nothing about its speed now
+        link.take_unobserved(now_s)  # earlier bytes do not show its present speed
         self._book.failed(self._peer, link.address)
 
     def exclude(self, link: FetchLink, refusal: FabricError) -> None:
@@ -173,6 +173,6 @@ class FetchLinks:
             return
         self._observed_s = now_s
         for link in self.links:
-            moved_bytes, seconds = link.unobserved(now_s)
+            moved_bytes, seconds = link.take_unobserved(now_s)
             if moved_bytes >= MEASURED_BYTES_MIN and seconds > 0:
                 self._book.observe(self._peer, link.address, moved_bytes, seconds)

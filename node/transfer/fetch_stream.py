@@ -45,12 +45,12 @@ class FetchStream:
         channel: Channel | None = None
         try:
             channel = peer.dial(address)
-            fetch.dialled(self, channel)
+            fetch.register_channel(self, channel)
             peer.authenticate(channel)
         except (OSError, RetryLaterError) as error:
-            fetch.broke(self, error, is_dialing=True)
+            fetch.handle_broken_stream(self, error, is_dialing=True)
         except FabricError as error:
-            fetch.refused(self, error)
+            fetch.handle_refusal(self, error)
         else:
             fetch.connections.count("dialled")
             return Connection(channel)
@@ -66,10 +66,10 @@ class FetchStream:
                 self._converse(connection)
             is_sound = not self.queue and not self.was_stolen_from
         except CorruptDataError as error:
-            fetch.received_wrong(error)
-            fetch.broke(self, error, is_dialing=False)
+            fetch.count_wrong_bytes(error)
+            fetch.handle_broken_stream(self, error, is_dialing=False)
         except (OSError, RetryLaterError) as error:
-            fetch.broke(self, error, is_dialing=False)
+            fetch.handle_broken_stream(self, error, is_dialing=False)
         finally:
             self.queue.clear()
             # Kept before the fetch may return, so that the next fetch finds it.
@@ -84,7 +84,7 @@ class FetchStream:
         is_ahead = False
         while is_ahead or (pieces := fetch.next_pieces(self)) is not None:
             if not is_ahead and pieces:
-                self._ask(channel, pieces)
+                self._send_request(channel, pieces)
             piece = self.queue[0]
             head = receive_slice(
                 channel,
@@ -95,7 +95,7 @@ class FetchStream:
                 is_last=len(self.queue) == 1,
             )
             piece.block.hash_ahead(head.offset, head.length)
-            complete = fetch.received(self, head)
+            complete = fetch.count_received(self, head)
             if not piece.left_bytes:
                 self.queue.popleft()
                 connection.received += 1
@@ -106,7 +106,7 @@ class FetchStream:
         if self.was_stolen_from or self.queue:
             raise ConnectionAbortedError
 
-    def _ask(self, channel: Channel, pieces: Sequence[FetchSlice]) -> None:
+    def _send_request(self, channel: Channel, pieces: Sequence[FetchSlice]) -> None:
         spec = self._fetch.spec
         link = int(self.link.expected)
         parts = tuple(

@@ -57,19 +57,19 @@ class PeerCalls:
             idle = self.connections.take(peer, address)
             if idle is not None:
                 try:
-                    return self._ask(peer, address, idle, raw, wait_s)
+                    return self._exchange(peer, address, idle, raw, wait_s)
                 except TimeoutError:
                     raise
                 except OSError:  # the peer closed it meanwhile
                     pass
             try:
-                return self._ask(peer, address, _connect(peer, address), raw, wait_s)
+                return self._exchange(peer, address, _connect(peer, address), raw, wait_s)
             except OSError as failure:
                 error = failure
         message = f"{source} does not answer ({type(error).__name__})"
         raise RetryLaterError(message) from error
 
-    def _ask(
+    def _exchange(
         self, peer: Peer, address: Address, connection: Connection, raw: bytes, wait_s: float
     ) -> bytes:
         channel = connection.channel

@@ -287,7 +287,7 @@ class TransferServer:
         refs = [_find(offered.refs, part) for part in request.parts]
         link = request.link_bytes_per_s
         with (
-            self._busy(channel),
+            self._mark_answering(channel),
             self._gate.sending(channel.local_host(), request.urgency) as sender,
         ):
             yield_to_urgent = partial(self._yield_to_urgent, sender)
@@ -304,7 +304,7 @@ class TransferServer:
         return index
 
     @contextmanager
-    def _busy(self, channel: Channel) -> Iterator[None]:
+    def _mark_answering(self, channel: Channel) -> Iterator[None]:
         with self._lock:
             self._answering.add(channel)
         try:

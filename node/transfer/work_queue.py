@@ -98,7 +98,7 @@ class FetchWork:
         self.waiting_bytes -= piece.left_bytes
         return piece
 
-    def received(self, piece: FetchSlice, count_bytes: int) -> bool:
+    def count_received(self, piece: FetchSlice, count_bytes: int) -> bool:
         """Count verified bytes at the front of `piece`; return whether its block is complete."""
         piece.offset += count_bytes
         piece.left_bytes -= count_bytes

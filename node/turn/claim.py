@@ -14,7 +14,7 @@ from fabric.errors import (
 )
 from fabric.ids import SELF_TEST_TENANT, AgentKey, MigrationId
 from fabric.record.answers import Answers
-from fabric.record.directive import Directive, live
+from fabric.record.directive import Directive, live_directives
 from fabric.record.layout import Layout
 from fabric.record.lenders import Lender
 from fabric.record.manifest import AgentSettings, Manifest, OwnerState
@@ -69,7 +69,7 @@ class Claims:
             agent = await self._lock(request, text, forms)
             try:
                 await self.admit(request)  # again: encoding and locking took time
-                await self._own(agent, request.epoch, request.erased_epoch)
+                await self._check_ownership(agent, request.epoch, request.erased_epoch)
                 self._keep_private(agent, request)
                 before = agent.paused_answer
                 if request.resume is not None or not before or before.epoch != agent.manifest.epoch:
@@ -138,8 +138,8 @@ class Claims:
                 FabricError
             ):  # if there is no room, a new agent is refused below
                 await self.budget.make_place(request.tenant)
-            found = self._resolve(request, text, forms)
-            agent = found.agent
+            recognized = self._resolve(request, text, forms)
+            agent = recognized.agent
             if agent.waiting_count >= AGENT_TURNS_WAITING_MAX and request.resume is None:
                 break
             agent.waiting_count += 1
@@ -148,7 +148,7 @@ class Claims:
             finally:
                 agent.waiting_count -= 1
             if not agent.was_evicted:
-                agent.is_superseded = found.is_superseded
+                agent.is_superseded = recognized.is_superseded
                 return agent
             agent.turn_lock.release()
         message = f"{AGENT_TURNS_WAITING_MAX} turns already wait for this agent; retry later"
@@ -172,19 +172,22 @@ class Claims:
         if not places:
             return KnownAnswers()
         agent = self._find_known(request, forms)
-        own = self.table.answers_of(agent) if agent is not None else {}
-        others: Answers = {}
+        own_answers = self.table.answers_of(agent) if agent is not None else {}
+        other_answers: Answers = {}
         if agent is None or not continues_sketch(agent.manifest.sketch, request.sketch):
-            missing = [place for place in places if place not in own]
-            others = self.table.answers_at(request.tenant, missing)
-        return KnownAnswers({**others, **{at: own[at] for at in places if at in own}}, own)
+            missing = [place for place in places if place not in own_answers]
+            other_answers = self.table.answers_at(request.tenant, missing)
+        return KnownAnswers(
+            {**other_answers, **{at: own_answers[at] for at in places if at in own_answers}},
+            own_answers,
+        )
 
     def directives(self, request: GenerateRequest) -> tuple[Directive, ...]:
         """Return the directives of the agent that a request names."""
         agent = (
             self._find_known(request, None) if request.identity.kind is IdentityKind.AGENT else None
         )
-        return live(agent.manifest.directives) if agent is not None else ()
+        return live_directives(agent.manifest.directives) if agent is not None else ()
 
     def _keep_private(self, agent: Agent, request: GenerateRequest) -> None:
         """Make an agent private if it was private on its previous node."""
@@ -216,9 +219,9 @@ class Claims:
             return Recognized(agent)
         # The sketch of a raw prompt lacks the last piece.
         sketch = request.sketch if request.messages is not None else ()
-        found = table.recognize(request.tenant, identity, text.encode(), sketch, forms)
-        if found is not None and not self._is_erased(found.agent):
-            return found
+        recognized = table.recognize(request.tenant, identity, text.encode(), sketch, forms)
+        if recognized is not None and not self._is_erased(recognized.agent):
+            return recognized
         self.health.refuse_new()
         group = identity.agent if identity.kind is IdentityKind.GROUP else None
         name = table.name_new(identity)
@@ -252,7 +255,7 @@ class Claims:
         message = "a part of the cache was borrowed from an erased agent: send the turn again"
         return RetryLaterError(message, code="lender_erased")
 
-    async def _own(self, agent: Agent, router_epoch: int, erased_epoch: int) -> None:
+    async def _check_ownership(self, agent: Agent, router_epoch: int, erased_epoch: int) -> None:
         """Check that this node may serve the agent at the router's epoch; raise if not."""
         try:
             await asyncio.wait_for(agent.outgoing.wait_until_decided(), DECISION_WAIT_S)

@@ -109,7 +109,7 @@ class FetchedHeads:
         ask: AskNode,
         health: Health,
     ) -> None:
-        """Send calls to other nodes by `ask`."""
+        """Use `ask` to send calls to other nodes."""
         self._identity = identity
         self._store = store
         self._engine = engine

@@ -1,10 +1,10 @@
 """Heads of prompts that this node lends to turns on other nodes, as blocks.
 
     stored      an agent's saved record, up to its first edit, or a prefix that was fetched
-    running     a turn: what it has published, and has to publish because another node asks
+    running     a turn: what it has published, and publishes because another node requests it
 
-Nothing is lent of private agents, of edited memory, or to other tenants: the names of blocks hold
-the tenant's salt, and each lender must be of the tenant that is named.
+Private agents and edited memory are never lent, and no tenant gets blocks of another: their names
+hold the tenant's salt, and each lender must belong to the tenant of the request.
 """
 
 import asyncio
@@ -115,17 +115,17 @@ class HeadLenders:
             common = common_prefix(tuple(whole_blocks(record)), call.names)
             if common > count:
                 best, count = record, common
-        found = None
+        longest = None
         lead = self._best_lead(call.tenant, wanted, count)
         if lead is not None:
-            found = await self._published_record(*lead)
-        if best is not None and (found is None or found.tokens_count < count * BLOCK_TOKENS):
-            found = await self.workers.run(lambda: cut_record(self.store, best, count)) or found
-        if found is None or found.tokens_count <= call.had_tokens:
+            longest = await self._published_record(*lead)
+        if best is not None and (longest is None or longest.tokens_count < count * BLOCK_TOKENS):
+            longest = await self.workers.run(lambda: cut_record(self.store, best, count)) or longest
+        if longest is None or longest.tokens_count <= call.had_tokens:
             return None
-        if not self._may_lend(found.key, found.epoch):
+        if not self._may_lend(longest.key, longest.epoch):
             return None
-        return self._lent(call, found)
+        return self._lent(call, longest)
 
     def _records(self, tenant: TenantId, first: BlockHash) -> Iterator[Manifest]:
         """Yield the records of this tenant that begin with a block, and may be lent."""

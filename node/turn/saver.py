@@ -155,8 +155,8 @@ class Saver:
         try:
             async with self._writing:
                 spans = await self._name(self._ids)
-            known = zip(spans, writer.find_all_stored(spans), strict=True)
-            full = deque(span for span, ref in known if span.is_full and ref is None)
+            named_blocks = zip(spans, writer.find_all_stored(spans), strict=True)
+            full = deque(span for span, ref in named_blocks if span.is_full and ref is None)
             passing = len(self._spec.groups) > 1
             wait_s = DRAIN_S if passing else FIRST_WAIT_S
             while (full or passing) and not await self._is_over_within(wait_s):
@@ -336,16 +336,16 @@ class Saver:
 
         An incomplete answer leaves the form unchanged, since later prompts begin with that form.
         """
-        forms, known = self._prompt.restored.forms, self._agent.manifest.form
+        forms, old_form = self._prompt.restored.forms, self._agent.manifest.form
         is_moved = self._request.resume is not None  # a moved answer's turn names the agent
-        if forms is None or (is_moved and known is None):
+        if forms is None or (is_moved and old_form is None):
             return None
         if ended.reason is None:
-            return known or forms.whole
+            return old_form or forms.whole
         answer = shown.message
         if self._request.continues:
-            begun = (self._request.messages or ())[-1]
-            answer = replace(answer, texts=begun.texts + answer.texts)
+            begun_answer = (self._request.messages or ())[-1]
+            answer = replace(answer, texts=begun_answer.texts + answer.texts)
         return forms.form_with(answer)
 
     def _settings_after(self, ended: Ended) -> AgentSettings | None:
@@ -371,9 +371,11 @@ class Saver:
             truncated_by = TruncatedBy.CANCELLED if is_named else None
         answers, answer = old.provenance.answers, ended.answer_text.encode("utf-8", "replace")
         if ended.reason is not None:
-            known = self._parts.table.answers_of(self._agent)
+            known_answers = self._parts.table.answers_of(self._agent)
             redacted = self._prompt.directed.redacted
-            answers = encode_answers(remember_answer(self._prompt.restored, shown, known, redacted))
+            answers = encode_answers(
+                remember_answer(self._prompt.restored, shown, known_answers, redacted)
+            )
         return replace(
             old,
             revision=old.revision + 1,

@@ -82,13 +82,13 @@ class AgentsApi:
         if agent_filter.node is not None:
             fleet.require_node(agent_filter.node, param="node")
         is_whole = query.get(TENANT) == ALL_TENANTS
-        found = [key for key in keys() if agent_filter.matches(fleet, key)]
-        shown, has_more = page.cut(found, lambda key: _row_name(key, is_whole=is_whole))
-        agents = [agent_row(fleet, key) for key in shown]
+        matched_keys = [key for key in keys() if agent_filter.matches(fleet, key)]
+        shown_keys, has_more = page.cut(matched_keys, lambda key: _row_name(key, is_whole=is_whole))
+        agents = [agent_row(fleet, key) for key in shown_keys]
         if TENANT in query:
-            agents = [row | {"tenant": key[0]} for row, key in zip(agents, shown, strict=True)]
-        last = _row_name(shown[-1], is_whole=is_whole) if shown else None
-        unheard = list(fleet.membership.unreported())
+            agents = [row | {"tenant": key[0]} for row, key in zip(agents, shown_keys, strict=True)]
+        last = _row_name(shown_keys[-1], is_whole=is_whole) if shown_keys else None
+        unheard = list(fleet.membership.unreported_nodes())
         unmet = fleet.discovery.missing_count
         reach = {"complete": not unheard and not unmet, "unheard": unheard, "unmet": unmet}
         return JSONResponse(page_response(agents, last, has_more=has_more) | reach)

@@ -53,13 +53,13 @@ class DecisionsApi:
             raise RejectedError(message, param="format", code="invalid_value")
         query = request.query_params
         limit, before = limit_of(query, DECISIONS_KEPT_MAX, USUAL_LIMIT), _before(query)
-        found = (
+        matching = (
             entry for entry in reversed(entries) if entry.number < before and _matches(entry, query)
         )
-        shown = list(islice(found, limit + 1))
-        rows = [entry.as_row() for entry in shown[:limit]]
+        page = list(islice(matching, limit + 1))
+        rows = [entry.as_row() for entry in page[:limit]]
         last = rows[-1]["id"] if rows else None
-        return JSONResponse(page_response(rows, last, has_more=len(shown) > limit))
+        return JSONResponse(page_response(rows, last, has_more=len(page) > limit))
 
 
 def _before(query: Mapping[str, str]) -> float:

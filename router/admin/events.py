@@ -45,60 +45,64 @@ class EventsApi:
         """Start with a snapshot, or after the last event that the client has seen."""
         if request.method == "HEAD":  # a stream without a body would have no end
             return Response(media_type="text/event-stream")
-        caller, wanted = caller_of(request), EventFilter.of(request)
-        if not wanted.follows:
-            return Response(self._past(caller, wanted), media_type="text/event-stream")
+        caller, event_filter = caller_of(request), EventFilter.of(request)
+        if not event_filter.follows:
+            return Response(self._past(caller, event_filter), media_type="text/event-stream")
         after = request.headers.get(LAST_ID_HEADER)
-        tenant = wanted.tenant
+        tenant = event_filter.tenant
         subscription, is_resumed = self._events.follow(caller.owner, tenant, after)
 
         async def leave() -> None:
             self._events.leave(subscription)
 
-        frames = self._frames(subscription, caller, wanted, is_resumed=is_resumed)
+        frames = self._frames(subscription, caller, event_filter, is_resumed=is_resumed)
         return EventStream(frames, {}, leave, self._dialect)
 
     async def _frames(
         self,
         subscription: Subscription,
         caller: Principal,
-        wanted: "EventFilter",
+        event_filter: "EventFilter",
         *,
         is_resumed: bool,
     ) -> AsyncGenerator[bytes, None]:
-        begins = not is_resumed and wanted.has_snapshot
-        yield await self._snapshot(caller, wanted) if begins else COMMENT
-        left_count = wanted.limit
+        begins = not is_resumed and event_filter.has_snapshot
+        yield await self._snapshot(caller, event_filter) if begins else COMMENT
+        left_count = event_filter.limit
         while not subscription.is_closed and (left_count is None or left_count > 0):
             events = await subscription.take()
             if subscription.missed_count:
                 # A client too slow for events must not get a snapshot each time instead.
                 await subscription.rest(FLEET_SNAPSHOT_EVERY_S)
                 missed = frame({"count": subscription.restart()}, MISSED)
-                more = await self._snapshot(caller, wanted) if wanted.has_snapshot else b""
+                more = (
+                    await self._snapshot(caller, event_filter) if event_filter.has_snapshot else b""
+                )
                 yield missed + more
                 continue
-            frames = self._frames_of(events, caller, wanted)[:left_count]
+            frames = self._frames_of(events, caller, event_filter)[:left_count]
             left_count = None if left_count is None else left_count - len(frames)
             yield b"".join(frames)
 
-    def _past(self, caller: Principal, wanted: "EventFilter") -> bytes:
+    def _past(self, caller: Principal, event_filter: "EventFilter") -> bytes:
         """Return the kept events, or the last `limit` of them."""
-        frames = self._frames_of(self._events.past(wanted.tenant), caller, wanted)
-        return b"".join(frames if wanted.limit is None else frames[-wanted.limit :])
+        frames = self._frames_of(self._events.past(event_filter.tenant), caller, event_filter)
+        return b"".join(frames if event_filter.limit is None else frames[-event_filter.limit :])
 
     def _frames_of(
-        self, events: Iterable[Published], caller: Principal, wanted: "EventFilter"
+        self, events: Iterable[Published], caller: Principal, event_filter: "EventFilter"
     ) -> list[bytes]:
         ids = self._events.id_of
         rows = ((e, event_row(e, caller)) for e in events)
         return [
-            frame(row, e.event.name, ids(e.number)) for e, row in rows if wanted.matches(e, row)
+            frame(row, e.event.name, ids(e.number))
+            for e, row in rows
+            if event_filter.matches(e, row)
         ]
 
-    async def _snapshot(self, caller: Principal, wanted: "EventFilter") -> bytes:
+    async def _snapshot(self, caller: Principal, event_filter: "EventFilter") -> bytes:
         name = self._events.last_id  # later events follow it
-        return frame(await self._snapshots.show(caller, wanted.tenant), SNAPSHOT, name)
+        return frame(await self._snapshots.show(caller, event_filter.tenant), SNAPSHOT, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Routes whose requests wait until the node or agent in their path can be known and reached."""
+"""Routes whose requests wait until the node or agent in their path is found and reachable."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -31,11 +31,13 @@ def waiting(
     If the agent's owner is lost, a replica takes over before the request is answered.
     """
     for route in routes:
-        route.app = request_response(_met(route.endpoint, route.path, discovery, lost_owners))
+        route.app = request_response(
+            _with_waits(route.endpoint, route.path, discovery, lost_owners)
+        )
     return list(routes)
 
 
-def _met(
+def _with_waits(
     endpoint: Endpoint, path: str, discovery: NodeDiscovery, lost_owners: LostOwners
 ) -> Endpoint:
     async def answer(request: Request) -> Response:
@@ -49,7 +51,7 @@ def _met(
         if "agent" not in names or (request.method, path) in _OWNERLESS:
             return await endpoint(request)
         key = shown_agent_key(request) if path == TURNS else agent_key(request)
-        async with lost_owners.served(key):
+        async with lost_owners.calling_owner(key):
             return await endpoint(request)
 
     return answer

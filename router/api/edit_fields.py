@@ -1,4 +1,4 @@
-"""Edits that a request of any dialect asks for: in headers, or in its `macfabric` field."""
+"""Edits requested in any dialect: by headers, or by the `macfabric` field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ ANY_BODY: Final = ObjectOf(_AnyBody)
 
 
 def edits_of(headers: Mapping[str, str], sent: dict[str, Any]) -> EditOptions:
-    """Return the edits that a request asks for; headers outrank the body."""
+    """Return the requested edits; headers outrank the body."""
     options = ANY_BODY.read(sent).own
     mode, policies = options.edits, None if options.policies is None else tuple(options.policies)
     if EDITS_HEADER in headers:

@@ -47,9 +47,9 @@ class EditStage:
         self._editing = editing
         self._mode = mode
 
-    def mode(self, wanted: EditOptions) -> EditMode | None:
+    def mode(self, options: EditOptions) -> EditMode | None:
         """Return how the cache after an edit is treated; None: by the agent's directives."""
-        return self._mode if wanted.mode is None else wanted.mode
+        return self._mode if options.mode is None else options.mode
 
     async def edited(self, tenant: TenantId, request: A, model: str) -> A:
         """Return the request with its edits applied; raise RejectedError for unknown policies."""
@@ -86,12 +86,12 @@ class EditStage:
         tenant: TenantId,
         prompt: Prompt,
         model: str,
-        wanted: EditOptions,
+        options: EditOptions,
         own: tuple[CountedEdit, ...],
     ) -> EditedPrompt:
         """Return a prompt with its edits."""
         worker = PromptWorker(self._fleet, tenant, model)
-        policies, messages = self._editing.chosen(wanted.policies), prompt.messages or ()
+        policies, messages = self._editing.select(options.policies), prompt.messages or ()
         outcomes: list[EditOutcome] = []
         if policies:
             edited = await self._editing.edited(

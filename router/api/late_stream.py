@@ -68,7 +68,7 @@ class PendingTurn(Generic[T]):
         return self._parts.progress() if self._parts is not None else self.waiting
 
     async def close(self) -> None:
-        """Cancel the turn, whatever its state."""
+        """Cancel the turn in any state."""
         assert self._task is not None, "started"
         self._task.cancel()
         with suppress(asyncio.CancelledError, FabricError):

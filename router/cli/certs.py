@@ -28,7 +28,7 @@ def add_certs(commands: Any) -> None:
     verbs = certs.add_subparsers(metavar="VERB")
     create = verbs.add_parser(
         "create",
-        help="make the keys that `ray up` needs; again after addresses were added",
+        help="make the keys that `ray up` needs; repeat it after adding addresses",
         description="Make the cluster's key, Ray's password, an authority and a certificate for "
         "the Macs of a cluster file, in the folder that it ships to them. Valid ones are "
         "kept.",
@@ -84,11 +84,11 @@ def run_rotate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def cluster_keys(whole: dict[str, Any], path: Path) -> tuple[KeyFolder, Subject]:
+def cluster_keys(cluster: dict[str, Any], path: Path) -> tuple[KeyFolder, Subject]:
     """Return the folder of a cluster file's keys and the hosts of its certificate."""
-    mounts = whole.get("file_mounts")
+    mounts = cluster.get("file_mounts")
     local = mounts.get(SHIPPED_KEYS) if isinstance(mounts, dict) else None
-    provider = whole.get("provider")
+    provider = cluster.get("provider")
     provider = provider if isinstance(provider, dict) else {}
     workers = provider.get("worker_ips")
     hosts = [provider.get("head_ip"), *(workers if isinstance(workers, list) else [])]
@@ -96,7 +96,7 @@ def cluster_keys(whole: dict[str, Any], path: Path) -> tuple[KeyFolder, Subject]
         message = f"{path} names no Macs, or does not ship a folder as {SHIPPED_KEYS}"
         raise CommandError(message, MISUSED)
     try:
-        settings = parse_settings(fabric_section(whole))
+        settings = parse_settings(fabric_section(cluster))
     except FabricError as error:
         message = f"{path}: {error.message}"
         raise CommandError(message, MISUSED) from None

@@ -57,10 +57,10 @@ class _PrefillBar:
 
     def note(self, comment: str) -> None:
         """Show a comment of the stream, such as `prefill 4096/12000`."""
-        found = _PREFILL.fullmatch(comment)
-        if not self._is_shown or found is None:
+        match = _PREFILL.fullmatch(comment)
+        if not self._is_shown or match is None:
             return
-        done, total = map(int, found.groups())
+        done, total = map(int, match.groups())
         if self._bar is None:
             self._bar = start_bar("prefill", total)
         self._bar.update(done, "prefill")
@@ -155,11 +155,11 @@ def _ask(agent: FabricAgent, text: str, arguments: argparse.Namespace) -> None:
 
 def _answer(agent: FabricAgent, body: dict[str, Any], *, quiet: bool) -> ChatAnswer:
     """Send a request, and again while the fabric names a time when it can be answered."""
-    for left in reversed(range(CHAT_TRIES_MAX)):
+    for tries_left in reversed(range(CHAT_TRIES_MAX)):
         try:
             return _stream(agent, body, quiet=quiet)
         except RefusedError as refused:
-            if refused.status not in TEMPORARY or refused.retry_after_s is None or not left:
+            if refused.status not in TEMPORARY or refused.retry_after_s is None or not tries_left:
                 raise
             wait_s = min(refused.retry_after_s, CHAT_RETRY_S_MAX)
             print_error(f"macfabric: {refused}; retrying in {human_seconds(wait_s)}")

@@ -184,9 +184,9 @@ def stop_cluster(path: Path, wait_s: float | None = None, *, as_json: bool) -> i
     return 0 if ok else FAILED
 
 
-def read_cluster(whole: dict[str, Any], path: Path) -> Cluster:
+def read_cluster(cluster: dict[str, Any], path: Path) -> Cluster:
     """Return the Macs of a cluster file; raise CommandError if it does not name them."""
-    provider, auth = whole.get("provider"), whole.get("auth")
+    provider, auth = cluster.get("provider"), cluster.get("auth")
     provider, auth = (part if isinstance(part, dict) else {} for part in (provider, auth))
     head, workers = provider.get("head_ip"), provider.get("worker_ips")
     user, key = auth.get("ssh_user"), auth.get("ssh_private_key")
@@ -195,7 +195,7 @@ def read_cluster(whole: dict[str, Any], path: Path) -> Cluster:
         message = f"{path} names no Macs, or no account; see `macfabric config check {path}`"
         raise CommandError(message, MISUSED)
     try:
-        data_dir = parse_settings(fabric_section(whole)).data_dir
+        data_dir = parse_settings(fabric_section(cluster)).data_dir
     except FabricError as error:
         message = f"{path}: {error.message}"
         raise CommandError(message, MISUSED) from None

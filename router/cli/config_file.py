@@ -32,7 +32,7 @@ def read_settings(path: Path | None) -> FabricSettings:
 
 
 def nodes_expected(path: Path | None, settings: FabricSettings) -> int:
-    """Return how many nodes a cluster file names; 0 if it does not say."""
+    """Return how many nodes a cluster file names; 0 if it gives no number."""
     if settings.router.nodes_expected or path is None:
         return settings.router.nodes_expected
     provider = read_cluster_file(path).get("provider")

@@ -122,7 +122,7 @@ def _received(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read(CHUNK_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        message = f"the fabric broke off ({error}); the agent is unchanged, try again"
+        message = f"the connection broke ({error}); the agent is unchanged, try again"
         raise CommandError(message) from None
 
 

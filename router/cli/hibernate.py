@@ -181,6 +181,6 @@ def _erase_if_unchanged(agent: FabricAgent, answered: Any) -> None:
     written = (answered.get(EPOCH_HEADER), answered.get(REVISION_HEADER))
     now = agent.show()
     if written != (str(now.get("epoch")), str(now.get("revision"))):
-        message = "the file is whole, but the agent had another turn meanwhile and was not erased"
+        message = "the file is complete, but the agent had another turn since and was not erased"
         raise CommandError(message)
     agent.erase()

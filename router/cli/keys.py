@@ -124,7 +124,7 @@ class KeyFolder:
             is_key = False
         if not is_key:
             message = (
-                f"{path} is no cluster key, which is {KEY_BYTES} bytes in hex: put back the copy "
+                f"{path} is not a cluster key of {KEY_BYTES} bytes in hex: put back the copy "
                 "you keep, or remove the file, and with it all that the nodes here have stored"
             )
             raise CommandError(message)

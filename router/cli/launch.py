@@ -333,20 +333,20 @@ def _is_written(path: Path, text: str) -> bool:
     return True
 
 
-def _chosen_model(fabric: Fabric, wanted: str | None) -> Mapping[str, Any]:
+def _chosen_model(fabric: Fabric, model: str | None) -> Mapping[str, Any]:
     """Return the row of the model to use: the wanted one, or the only one."""
     rows = {str(row.get("id")): row for row in fabric.rows("/v1/models")}
     served = sorted(rows)
     if not served:
         message = f"no node of {fabric.url} serves a model yet"
         raise CommandError(message)
-    if wanted is None and len(served) > 1:
+    if model is None and len(served) > 1:
         message = f"choose a model with --model: {', '.join(served)}"
         raise CommandError(message, MISUSED)
-    if wanted is not None and wanted not in served:
-        message = f"no node serves {wanted!r}; name one of: {', '.join(served)}"
+    if model is not None and model not in served:
+        message = f"no node serves {model!r}; name one of: {', '.join(served)}"
         raise CommandError(message, MISUSED)
-    return rows[wanted or served[0]]
+    return rows[model or served[0]]
 
 
 def _command_line(client: AgentProgram, arguments: Sequence[str]) -> list[str]:

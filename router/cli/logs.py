@@ -96,12 +96,12 @@ def run_logs(arguments: argparse.Namespace) -> int:
 
 
 def _show_new(
-    folder: Path, tails: dict[Path, "LogTail"], wanted: LineFilter, show: Callable[[Row], None]
+    folder: Path, tails: dict[Path, "LogTail"], line_filter: LineFilter, show: Callable[[Row], None]
 ) -> None:
     """Show what was written since the last look, also to files that are new."""
     for path in _files(folder):
         tails.setdefault(path, LogTail(path))
-    new = [list(filter(wanted.matches, tail.new_rows())) for tail in tails.values()]
+    new = [list(filter(line_filter.matches, tail.new_rows())) for tail in tails.values()]
     for row in _in_order(new):
         show(row)
 

@@ -98,11 +98,11 @@ class _ConfigFile:
 
     def origin(self, name: str) -> SettingOrigin | None:
         """Return the line of a setting; None if the file does not have it."""
-        found = self.section
+        value = self.section
         for part in name.split("."):
-            if not isinstance(found, dict) or part not in found:
+            if not isinstance(value, dict) or part not in value:
                 return None
-            found = found[part]
+            value = value[part]
         return SettingOrigin(FILE, str(self.path), line_of(self.tree, f"{_SECTION}.{name}"))
 
 

@@ -35,7 +35,7 @@ def add_simulate(commands: Any) -> None:
     add("--sessions", type=_count, help="per run (default: by workload)")
     add("--size", type=_positive, default=_DEFAULT.size, metavar="SHARE",
         help="of the sessions by workload, if --sessions is not given (default: 1)")  # fmt: skip
-    add("--link-mbit", type=_positive, help="of every node, instead of what the fleet says")
+    add("--link-mbit", type=_positive, help="of every node, instead of the fleet's own")
     add("--fault", action="append", default=[], metavar="FAULT",
         help="lose:NODE@S+S, drain:NODE@S+S or slow:NODE@S+SxF; may be repeated")  # fmt: skip
     add(

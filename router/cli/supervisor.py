@@ -67,12 +67,12 @@ class StartWatch:
             return f"was not ready within {self.limit_s:g} s"
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
-            self._look()
+            self._check_progress()
         if self.now_s() - self._progress_s > self.stall_s:
             return f"was not ready in time: no progress for {self.stall_s:g} s"
         return None
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         log_bytes, cpu_s = _total_bytes(self.logs), self.cpu_s(self.root_pid)
         if log_bytes != self._log_bytes or cpu_s - self._cpu_s > CPU_PROGRESS_S:
             self._log_bytes, self._cpu_s = log_bytes, cpu_s
@@ -121,7 +121,7 @@ class Plan:
     trusted: Path | None = None  # authority of the router's certificate, if it has one
     certificate: Path | None = None  # the operator's own certificate, if it is used
     machine_nodes: int = 1  # nodes that share this machine's memory
-    bind: str | None = None  # where nodes listen; None: the address Ray knows them by
+    bind: str | None = None  # where nodes listen; None: their address in Ray
     waits_indefinitely: bool = False  # for nodes that join later, once Ray is joined
     stop_wait_s: float = 0.0  # for running turns, unless `down --wait` sets another
     nodes_to_come: int = 0  # expected number, for the router; 0: unknown

@@ -315,8 +315,8 @@ def _report(
     status = FAILED if failed else 0
     if arguments.json:
         rows = [{"what": each.what, "path": str(each.path)} for each in leftovers]
-        gone = [str(each.path) for each in removed]
-        print_json({"found": rows, "removed": gone, "failed": failed, "remaining": remaining})
+        paths = [str(each.path) for each in removed]
+        print_json({"found": rows, "removed": paths, "failed": failed, "remaining": remaining})
         return status
     for path, why in failed.items():
         print_line(f"not removed: {path}: {why}")

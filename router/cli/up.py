@@ -29,7 +29,14 @@ from router.cli.terminal import print_json, print_line
 from router.limits import LOCAL_NODES_MAX
 from router.listener import bind_listeners
 from router.supervise.keeper import Keeper
-from router.supervise.processes import ProcessId, end, is_alive, send, session_members, wait_gone
+from router.supervise.processes import (
+    ProcessId,
+    end,
+    is_alive,
+    send,
+    session_members,
+    wait_for_exit,
+)
 from router.supervise.ray_processes import LocalRay
 from router.tls.authority import Subject
 from router.tls.machine_hosts import machine_hosts
@@ -49,7 +56,7 @@ def add_up(commands: Any) -> None:
     parser.add_argument("--model", metavar="PATH|NAME", help="a bundled model's name, or a folder")
     parser.add_argument("--host", help="address of the HTTP API (default: 127.0.0.1)")
     parser.add_argument(
-        "--port", type=int, help="port of the HTTP API; 0 takes a free one (default: 8000)"
+        "--port", type=int, help="port of the HTTP API; 0 chooses a free one (default: 8000)"
     )
     add_key_options(parser)
     parser.add_argument(
@@ -188,7 +195,7 @@ def _stop_running(
     if wait_s == 0 or not is_stopping:
         send([up], signal.SIGTERM)
     deadline_s = time.monotonic() + longest_s + DOWN_TIMEOUT_S
-    while wait_gone([up], PROGRESS_S):
+    while wait_for_exit([up], PROGRESS_S):
         progress.note(folder.read_stop_progress())
         if time.monotonic() > deadline_s:
             message = f"Process {up.pid} did not stop within {longest_s + DOWN_TIMEOUT_S:g} s."
@@ -279,9 +286,9 @@ def _require_port(router: RouterSettings) -> None:
         why = error.strerror or error
         is_ports = error.errno in {errno.EADDRINUSE, errno.EACCES}
         remedy = (
-            "--port 0 takes a free one"
+            "--port 0 chooses a free one"
             if is_ports
-            else "--host takes an address of this machine, or 0.0.0.0 for all that it has"
+            else "--host takes an address of this machine, or 0.0.0.0 for all of them"
         )
         message = f"cannot listen on {error.filename} port {router.port} ({why}); {remedy}"
         raise CommandError(message) from None

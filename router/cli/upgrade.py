@@ -260,13 +260,13 @@ class Upgrade:
         if drain["state"] == "ended":
             message = f"the drain of {name} was ended by `undrain`; {CONTINUE_HINT}"
             raise CommandError(message)
-        moved, left = drain.get("agents_moved", 0), drain.get("agents_left", 0)
-        result |= {"moved": moved, "stayed": left}
+        moved, remaining = drain.get("agents_moved", 0), drain.get("agents_left", 0)
+        result |= {"moved": moved, "stayed": remaining}
         text = f"{moved} agents moved, {human_bytes(drain.get('bytes_sent'))} sent"
-        if left:
+        if remaining:
             why = next((str(each.get("message")) for each in drain.get("stuck") or ()), "")
-            text += f"; {left} not moved{f' ({why})' if why else ''}: {STAY}; {LOST}"
-        self.progress.note(name, "drained", text, moved=moved, stayed=left)
+            text += f"; {remaining} not moved{f' ({why})' if why else ''}: {STAY}; {LOST}"
+        self.progress.note(name, "drained", text, moved=moved, stayed=remaining)
         return not was_draining
 
     def _restart(self, row: Json) -> None:
@@ -291,7 +291,7 @@ class Upgrade:
         if not test.get("passed"):
             raise self._stopped_error(name, f"fails its self-test: {test.get('detail')}")
         if not self.limits.is_forced and _code(restarted) != installed_code("node"):
-            raise self._stopped_error(name, "came back with other code than is installed here")
+            raise self._stopped_error(name, "restarted with other code than installed here")
         self.progress.note(name, "ready", f"serves again after {seconds} s", seconds=seconds)
 
     def _await(
@@ -427,5 +427,5 @@ def _installed_version(package: str) -> str | None:
 
 def _numerics() -> dict[str, str]:
     """Return the installed versions on which the bits of caches depend, by a node's names."""
-    found = {"mlx": _installed_version("mlx"), "mlx_lm": _installed_version("mlx-lm")}
-    return {name: has for name, has in found.items() if has is not None}
+    versions = {"mlx": _installed_version("mlx"), "mlx_lm": _installed_version("mlx-lm")}
+    return {name: has for name, has in versions.items() if has is not None}

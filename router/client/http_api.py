@@ -234,7 +234,7 @@ class HttpApi:
         except ValueError:
             host = port = None
         if parts.scheme not in ("http", "https") or not host:
-            message = f"{self.url!r} is no URL of a fabric; it looks like http://127.0.0.1:8000"
+            message = f"{self.url!r} is not a fabric's URL, such as http://127.0.0.1:8000"
             raise InvalidUrlError(message)
         connection = (
             http.client.HTTPConnection(host, port, timeout=timeout_s)

@@ -283,7 +283,7 @@ class Directory:
         """Return the highest epoch that any node reports of the agent; 0 if none does."""
         return max((holding.epoch for holding in self.unerased_holdings(key)), default=0)
 
-    def erasing(self, key: AgentKey) -> tuple[NodeName, ...]:
+    def erasing_nodes(self, key: AgentKey) -> tuple[NodeName, ...]:
         """Return the nodes that still have erased data of the agent."""
         current = self.unerased_holdings(key)
         return tuple(h.node for h in self.holdings(key) if h not in current)
@@ -306,11 +306,11 @@ class Directory:
         A node may still claim an epoch that was issued to it and not used yet. While a turn is
         being sent to such a node, the move's commit is refused instead.
         """
-        issued = 0 if self.reservation(key) is not None else self.issued(key)
+        issued = 0 if self.reservation(key) is not None else self.issued_epoch(key)
         reported = max(held.epoch for held in (holding, *self.holdings(key)))
-        return max(reported, issued, self.promised(key)) + 1
+        return max(reported, issued, self.promised_epoch(key)) + 1
 
-    def issued(self, key: AgentKey) -> int:
+    def issued_epoch(self, key: AgentKey) -> int:
         """Return the last epoch that was issued or erased; turns at earlier epochs are fenced."""
         return max(self._issued.last(key), self.floor(key))
 
@@ -332,11 +332,11 @@ class Directory:
         """Forget which epochs this router issued: another one may have issued later ones."""
         self._own = EpochMap(EPOCHS_ISSUED_MAX)
 
-    def issued_here(self, key: AgentKey, epoch: int) -> bool:
+    def has_issued(self, key: AgentKey, epoch: int) -> bool:
         """Return whether this router issued `epoch`, and so knows all epochs below it."""
         return self._own.last(key) >= epoch
 
-    def promised(self, key: AgentKey) -> int:
+    def promised_epoch(self, key: AgentKey) -> int:
         """Return the last epoch that was valid, or that a move may have made valid; 0 if none."""
         return self._promised.last(key)
 
@@ -375,7 +375,7 @@ class Directory:
     def reservation(self, key: AgentKey) -> StartReservation | None:
         return self._reserved.get(key)
 
-    def starting(self, key: AgentKey) -> StartReservation | None:
+    def start_reservation(self, key: AgentKey) -> StartReservation | None:
         """Return the reservation of an agent that starts at an epoch above its owner's."""
         started = self._reserved.get(key)
         owner = self.owner(key) if started is not None else None

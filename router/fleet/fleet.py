@@ -42,7 +42,7 @@ class NodeWatch:
         self._rates: dict[NodeName, dict[tuple[NodeName, LinkKind], float]] = {}
         self._views: dict[NodeName, NodeView] = {}  # looked at last
 
-    def look(self, member: Member, state: str) -> None:
+    def publish_changes(self, member: Member, state: str) -> None:
         """Publish what has changed since the last call for this node."""
         before = self._states.get(member.name)
         if state != before:
@@ -52,16 +52,16 @@ class NodeWatch:
         if view is None or view is last:
             return
         self._views[member.name] = view
-        self._look_at_memory(view, last)
+        self._publish_memory(view, last)
         if last is None or view.links is not last.links:
-            self._look_at_links(member.name, view.links)
+            self._publish_links(member.name, view.links)
 
-    def _look_at_memory(self, view: NodeView, last_view: NodeView | None) -> None:
+    def _publish_memory(self, view: NodeView, last_view: NodeView | None) -> None:
         now, last = _memory_of(view), _memory_of(last_view) if last_view is not None else None
         if now != last and not (now.is_usual and (last is None or last.is_usual)):
             self._publish(now)
 
-    def _look_at_links(self, name: NodeName, links: tuple[LinkView, ...]) -> None:
+    def _publish_links(self, name: NodeName, links: tuple[LinkView, ...]) -> None:
         published = self._rates.get(name, {})
         rates = dict[tuple[NodeName, LinkKind], float]()
         for (peer, kind), link in best_by_kind(links).items():
@@ -125,11 +125,11 @@ class Fleet:
         self.sessions = Sessions()
         watch = NodeWatch(self.events.publish)
 
-        def look(member: Member, state: str) -> None:
+        def note_state(member: Member, state: str) -> None:
             self.nodes.note(member, state)
             if member.view is not None and member.view.router is not None:
                 self.terms.note_term(member.view.router)
-            watch.look(member, state)
+            watch.publish_changes(member, state)
 
         self.membership = Membership(
             access.roster,
@@ -137,7 +137,7 @@ class Fleet:
             access.clock,
             AgentReports(self.directory, self.sketches),
             catch_up=catch_up,
-            watch=look,
+            watch=note_state,
             heartbeat_s=access.heartbeat_s,
         )
         self.profiles = Profiles(self._view)
@@ -285,7 +285,7 @@ class Fleet:
         A replica at an epoch above the owner's is the copy of a later owner.
         """
         owner = self.directory.owner(key)
-        is_ours = owner is not None and self.directory.issued_here(key, self.directory.highest(key))
+        is_ours = owner is not None and self.directory.has_issued(key, self.directory.highest(key))
         is_complete = (
             self.discovery.has_all_reports() and not self.discovery.expected.may_be_incomplete
         )

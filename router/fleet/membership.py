@@ -97,8 +97,8 @@ class Member:
     whole_s: float = -math.inf  # when the last whole list was requested
     loading_s: float | None = None  # when it last reported that it is starting
     failure: StartFailure | None = None  # why it could not start, by its last answer
-    knows_changes: bool = True  # it supports `DescribeChanges`
-    knows_rows: bool = True  # it supports `ListChanges`
+    supports_changes: bool = True  # it supports `DescribeChanges`
+    supports_rows: bool = True  # it supports `ListChanges`
     known: tuple[int, int] = (0, 0)  # numbers of `view` and of its links, given by the node
     was_expired: bool = False  # at the last check
     was_settled: bool = False  # at the last check; until it is silent, only an answer changes it
@@ -118,7 +118,7 @@ class Member:
 
 async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[int, int]]:
     """Return a node's state and the numbers that it gave it; raise FabricError."""
-    if member.knows_changes:
+    if member.supports_changes:
         last_view, (view, links) = member.view, member.known
         incarnation = last_view.incarnation if last_view is not None else 0
         call = DescribeChanges(incarnation, view, links) if view else DescribeChanges()
@@ -127,7 +127,7 @@ async def _read_view(member: Member, timeout_s: float) -> tuple[NodeView, tuple[
         except RejectedError as error:
             if error.code != UNKNOWN_CALL:
                 raise
-            member.knows_changes = False  # an older node
+            member.supports_changes = False  # an older node
         else:
             return _apply_changes(member, changes, last_view), (changes.view, changes.links)
     whole = await member.link.call(Describe(), NodeView, timeout_s)
@@ -139,7 +139,7 @@ def _apply_changes(member: Member, changes: ViewChanges, known: NodeView | None)
     is_same_life = known is not None and changes.incarnation == known.incarnation
     try:
         check_versions(member.name, changes.fields)
-        return changes.applied_to(known if is_same_life else None)
+        return changes.apply_to(known if is_same_life else None)
     except RejectedError as error:
         member.known = (0, 0)  # the next heartbeat requests all
         message = f"{member.name} sent invalid changes: {error.message}"
@@ -147,13 +147,13 @@ def _apply_changes(member: Member, changes: ViewChanges, known: NodeView | None)
 
 
 async def _read_list(member: Member, known: tuple[int, int]) -> AgentList:
-    if member.knows_changes and member.knows_rows:
+    if member.supports_changes and member.supports_rows:
         try:
             return await read_list(member.link, known, in_rows=True)
         except RejectedError as error:
             if error.code not in {UNKNOWN_CALL, OTHER_COLUMNS}:
                 raise
-            member.knows_rows = False
+            member.supports_rows = False
     return await read_list(member.link, known)
 
 
@@ -208,7 +208,7 @@ class Membership:
     def health(self, name: NodeName) -> LeaseState:
         """Return the state of a node's lease; that of an unknown node is expired."""
         member = self._members.get(name)
-        self._stalls.look()
+        self._stalls.check_lateness()
         silent_s = self._silent_s(member)
         if silent_s >= LEASE_S:
             return LeaseState.EXPIRED
@@ -248,7 +248,7 @@ class Membership:
         loading_s = self._members[name].loading_s if name in self._members else None
         return loading_s is not None and self._clock.monotonic_s() - loading_s < SUSPECT_S
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return whether every node of the roster has reported its agents or has expired."""
         return self._has_roster and not any(map(self.is_up, self._unlisted))
 
@@ -256,7 +256,7 @@ class Membership:
         """Return whether every node of the roster has reported its agents to this router."""
         return self._has_roster and not self._unlisted
 
-    def unreported(self) -> tuple[NodeName, ...]:
+    def unreported_nodes(self) -> tuple[NodeName, ...]:
         """Return the nodes that have never reported their agents to this router."""
         return tuple(sorted(self._unlisted))
 
@@ -300,7 +300,7 @@ class Membership:
         live = [m for m in self.members if self.is_up(m.name)]
         await asyncio.gather(*(self.heartbeat(member, timeout_s, relist=relist) for member in live))
 
-    async def look_at(self, name: NodeName) -> None:
+    async def request_state(self, name: NodeName) -> None:
         """Request one node's state now; wait a heartbeat's time for it."""
         member = self._members.get(name)
         if member is not None:
@@ -375,14 +375,14 @@ class Membership:
             member.heartbeat_s = min(now_s, member.heartbeat_s + seconds)
 
     def _count_expired(self) -> None:
-        self._stalls.look()
+        self._stalls.check_lateness()
         now_s = self._clock.monotonic_s()
         for member in self._members.values():
             # Changes in an answer are handled when it arrives.
             if not member.was_settled or now_s - member.heartbeat_s >= SUSPECT_S:
-                self._look(member)
+                self._report_state(member)
 
-    def _look(self, member: Member) -> None:
+    def _report_state(self, member: Member) -> None:
         """Count a lease that ended, and report the node's state to the observer."""
         health = self.health(member.name)
         is_expired = health is LeaseState.EXPIRED
@@ -444,7 +444,7 @@ class Membership:
                 self._unlisted.discard(member.name)  # its list of agents is the latest one
             if restarted:
                 _LOG.info("node %s restarted", member.name)
-                member.knows_changes = member.knows_rows = True  # perhaps of another version
+                member.supports_changes = member.supports_rows = True  # perhaps of another version
                 self._observer.on_restart(member.name)
             self._note_view(member)
         return True
@@ -463,7 +463,7 @@ class Membership:
             for names in self._by_model.values():
                 names.pop(name, None)
             self._by_model[model][name] = None
-        self._look(member)
+        self._report_state(member)
 
     def _has_news(self, member: Member) -> bool:
         return member.listed != member.state or self._observer.needs_whole_list(member.name)

@@ -236,7 +236,7 @@ class HttpNodeLink:
         if term is not None:
             request = replace(request, term=term)
         more = [request.template_options, request.sketch]
-        with self._breaking():
+        with self._raise_as_lost():
             size_bytes = weigh([request.messages, request.prompt, request.tools, more])
             body = await run_sized(request.tenant, size_bytes, partial(dump_json, request))
             answer = await self.post(GENERATE_PATH, body, headers, Use.STREAM)
@@ -268,7 +268,7 @@ class HttpNodeLink:
         asking = asyncio.ensure_future(
             self._http.post(address, path, data, all_headers, self._proven_as, use)
         )
-        with self._breaking():
+        with self._raise_as_lost():
             try:
                 answer = await self._unless_lost(asking)
             except BaseException:
@@ -319,7 +319,7 @@ class HttpNodeLink:
         return self.http_url
 
     @contextmanager
-    def _breaking(self) -> Iterator[None]:
+    def _raise_as_lost(self) -> Iterator[None]:
         try:
             yield
         except (aiohttp.ClientError, OSError) as error:
@@ -332,7 +332,7 @@ class HttpNodeLink:
 
     async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
         reply = bytearray()
-        with self._breaking():
+        with self._raise_as_lost():
             try:
                 async for chunk in answer.content.iter_any():
                     reply += chunk

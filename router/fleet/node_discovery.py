@@ -66,12 +66,12 @@ class NodeDiscovery:
         """Return whether the time for nodes to join has not passed."""
         return self._clock.monotonic_s() < self._gathered_s
 
-    def awaited(self) -> tuple[str, ...]:
+    def awaited_nodes(self) -> tuple[str, ...]:
         """Return the nodes that may soon report agents for the first time."""
         is_open = self.has_time_to_gather()
         names = [
             name
-            for name in self._membership.unreported()
+            for name in self._membership.unreported_nodes()
             if is_open or self._membership.is_up(name)
         ]
         missing = self.missing
@@ -79,11 +79,11 @@ class NodeDiscovery:
 
     def may_learn_agents(self) -> bool:
         """Return whether a node is about to report its agents, or an awaited one may join."""
-        return bool(self.awaited()) or self.is_reporting()
+        return bool(self.awaited_nodes()) or self.is_reporting()
 
     def is_reporting(self) -> bool:
         """Return whether a serving node is about to report its agents for the first time."""
-        unreported = map(self._membership.find, self._membership.unreported())
+        unreported = map(self._membership.find, self._membership.unreported_nodes())
         return any(m and m.view and self._membership.is_up(m.name) for m in unreported)
 
     async def wait(self, is_known: Callable[[], bool], patience_s: float = 0.0) -> None:
@@ -106,7 +106,7 @@ class NodeDiscovery:
 
     async def wait_for_reports(self) -> None:
         """Wait until every node on Ray's list has reported its agents, or a lease has passed."""
-        await self.wait(self._membership.settled)
+        await self.wait(self._membership.is_settled)
 
     async def wait_for_owner(self, is_known: Callable[[], bool], patience_s: float) -> bool:
         """Wait until a report makes `is_known` true; return whether one did.
@@ -118,7 +118,7 @@ class NodeDiscovery:
         until_s, reported_s = now_s + patience_s, now_s + REPORT_WAIT_S
         while not is_known():
             now_s = self._clock.monotonic_s()
-            is_due = now_s < until_s and self.awaited()
+            is_due = now_s < until_s and self.awaited_nodes()
             if not is_due and not (now_s < reported_s and self.is_reporting()):
                 return False
             await asyncio.sleep(DISCOVERY_POLL_S)
@@ -135,11 +135,11 @@ class NodeDiscovery:
     def require_reports(self, agent: str) -> None:
         """Raise RetryLaterError while a node that may have this agent has not reported."""
         if self.may_learn_agents():
-            raise _agents_unknown(agent, self.awaited() or ("a node that has just joined",))
+            raise _agents_unknown(agent, self.awaited_nodes() or ("a node that has just joined",))
 
     def unknown_agent(self, agent: str) -> FabricError:
         """Return the error for an agent that no node has reported."""
-        missing: list[str] = [*self._membership.unreported()]
+        missing: list[str] = [*self._membership.unreported_nodes()]
         if self.is_gathering():
             missing.append(self._missing_text())
         if missing or not self._membership.members:

@@ -84,13 +84,13 @@ class NodeSnapshots:
         state = lease is LeaseState.ALIVE, lease is not LeaseState.EXPIRED
         is_returning = self._membership.is_returning(name)
         self._forget_changed()
-        kept = self._kept.get(name)
+        cached = self._kept.get(name)
         if (
-            kept is not None
-            and kept.view is member.view
-            and (kept.is_alive, kept.is_up, kept.is_returning) == (*state, is_returning)
+            cached is not None
+            and cached.view is member.view
+            and (cached.is_alive, cached.is_up, cached.is_returning) == (*state, is_returning)
         ):
-            return kept
+            return cached
         ledger = self._ledger
         prompts_s = ledger.prompts_s(name)
         snapshot = self._kept[name] = NodeSnapshot(
@@ -117,8 +117,8 @@ class NodeSnapshots:
 
     def of(self, names: Iterable[NodeName]) -> dict[NodeName, NodeSnapshot]:
         """Return the snapshots of some nodes, without those that have not reported."""
-        found = ((name, self.find(name)) for name in names)
-        return {name: node for name, node in found if node is not None}
+        nodes = ((name, self.find(name)) for name in names)
+        return {name: node for name, node in nodes if node is not None}
 
     def ranking(self, model: str) -> Ranking:
         """Return the ranking of the nodes that take new agents and serve a model."""

@@ -250,8 +250,8 @@ class ActorRoster:
 def _is_orphaned() -> bool:
     """Return whether this driver's own Ray node is gone and has a successor.
 
-    Such a driver still reaches the actors that it knew, but does not learn where restarted actors
-    run, as its Ray node would tell it. Without a successor, there is no node to join.
+    Such a driver still reaches the actors that it knew, but does not learn the addresses of
+    restarted actors, which come from its Ray node. Without a successor, there is no node to join.
     """
     if not ray.is_initialized():  # an earlier attempt failed
         return True

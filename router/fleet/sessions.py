@@ -28,5 +28,5 @@ class Sessions:
 
     def nodes(self, tenant: TenantId, *names: AgentId | None) -> tuple[NodeName, ...]:
         """Return the nodes of their last turns that are known, in the order of the names."""
-        found = (self._nodes.get((tenant, name)) for name in names if name is not None)
-        return tuple(dict.fromkeys(node for node in found if node is not None))
+        nodes = (self._nodes.get((tenant, name)) for name in names if name is not None)
+        return tuple(dict.fromkeys(node for node in nodes if node is not None))

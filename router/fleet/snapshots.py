@@ -70,39 +70,39 @@ def of_turn(
         holders = _holders(fleet.directory, turn.key)
     elif turn.identity.agent is not None:
         owners = fleet.directory.group_owners(turn.tenant, turn.identity.agent)
-        last = fleet.sessions.nodes(turn.tenant, turn.sub_agent)
-        group_nodes = (*last, *(owner.node for owner in owners))
+        session_nodes = fleet.sessions.nodes(turn.tenant, turn.sub_agent)
+        group_nodes = (*session_nodes, *(owner.node for owner in owners))
     else:
         group_nodes = fleet.sessions.nodes(turn.tenant, turn.sub_agent, turn.session)
     if is_whole or not fleet.nodes.is_large:
         prefixes = _prefixes(fleet, turn)
-        found = FleetSnapshot(fleet.nodes.all(), holders, prefixes, group_nodes)
+        snapshot = FleetSnapshot(fleet.nodes.all(), holders, prefixes, group_nodes)
     elif any(_serves(fleet, holder, given_up) for holder in holders):
-        found = FleetSnapshot(fleet.nodes.of(holder.node for holder in holders), holders)
+        snapshot = FleetSnapshot(fleet.nodes.of(holder.node for holder in holders), holders)
     else:
-        found = _Narrowing(fleet, turn, given_up | full, holders, group_nodes).snapshot()
-    key = turn.key or _continued_agent(turn, found.prefixes)
+        snapshot = _Narrowing(fleet, turn, given_up | full, holders, group_nodes).snapshot()
+    key = turn.key or _continued_agent(turn, snapshot.prefixes)
     if turn.key is None and key is not None:
         holders = _holders(fleet.directory, key)
     agent = key[1] if key is not None else None
-    return replace(found, holders=holders, agent=agent, now_s=fleet.clock.monotonic_s())
+    return replace(snapshot, holders=holders, agent=agent, now_s=fleet.clock.monotonic_s())
 
 
-def with_move_targets(fleet: Fleet, turn: TurnRequest, found: FleetSnapshot) -> FleetSnapshot:
+def with_move_targets(fleet: Fleet, turn: TurnRequest, snapshot: FleetSnapshot) -> FleetSnapshot:
     """Add to a turn's snapshot the nodes to which its agent may move, if it is idle and free."""
-    owner, activity = found.owner, fleet.activity
-    if found.agent is None or owner is None:
-        return found
-    key = turn.tenant, found.agent
+    owner, activity = snapshot.owner, fleet.activity
+    if snapshot.agent is None or owner is None:
+        return snapshot
+    key = turn.tenant, snapshot.agent
     if activity.is_held(key, owner.node) or not activity.is_idle(key):
-        return found
-    nodes = found.nodes
+        return snapshot
+    nodes = snapshot.nodes
     if fleet.nodes.is_large:
-        names = dict.fromkeys(holder.node for holder in found.holders)
+        names = dict.fromkeys(holder.node for holder in snapshot.holders)
         names |= _least_loaded(fleet, owner.node, MOVE_TARGETS_MAX)
         nodes = {**nodes, **fleet.nodes.of(name for name in names if name not in nodes)}
     return replace(
-        found,
+        snapshot,
         nodes=nodes,
         is_idle=True,
         moved_lately=activity.moved_lately(key),
@@ -170,7 +170,7 @@ class _Narrowing:
         erased = {holder.node for holder in holders if holder.role is HolderRole.ERASED}
         self._refused = given_up | erased
         self._names: dict[NodeName, None] = {}  # chosen, in the order of their choice
-        self._looked: dict[NodeName, NodeSnapshot | None] = {}
+        self._found_nodes: dict[NodeName, NodeSnapshot | None] = {}
 
     def snapshot(self) -> FleetSnapshot:
         """Return the snapshot: holders, continued conversations, group, home, then the cheapest."""
@@ -222,42 +222,42 @@ class _Narrowing:
         """Return whether a node that serves the turn's model owns the continued conversation."""
         if prefix.agent is None or prefix.is_replica or prefix.node in self._refused:
             return False
-        node = self._look(prefix.node)
+        node = self._find_node(prefix.node)
         return node is not None and node.is_up and node.view.model == self._turn.model
 
     def _nodes(self, prefixes: Iterable[PrefixHolder]) -> dict[NodeName, NodeSnapshot]:
         """Return the chosen nodes, and those of prefixes."""
         names = self._names | dict.fromkeys(prefix.node for prefix in prefixes)
-        nodes = ((name, self._look(name)) for name in names)
+        nodes = ((name, self._find_node(name)) for name in names)
         return {name: node for name, node in nodes if node is not None}
 
     def _is_refused(self, name: NodeName) -> bool:
         if name in self._refused:
             return True
-        node = self._look(name)
+        node = self._find_node(name)
         return node is None or not node.is_alive
 
-    def _look(self, name: NodeName) -> NodeSnapshot | None:
-        if name not in self._looked:
-            self._looked[name] = self._fleet.nodes.find(name)
-        return self._looked[name]
+    def _find_node(self, name: NodeName) -> NodeSnapshot | None:
+        if name not in self._found_nodes:
+            self._found_nodes[name] = self._fleet.nodes.find(name)
+        return self._found_nodes[name]
 
     def _is_taken(self, name: NodeName) -> bool:
         return name in self._names or self._is_refused(name)
 
     def _find_continued(self, levels: Sequence[Level]) -> dict[NodeName, AgentId]:
         """Return the agents that the prompt continues, by node; of many nodes, those up."""
-        found: dict[NodeName, AgentId] = {}
+        continued: dict[NodeName, AgentId] = {}
         sketches, turn = self._fleet.sketches, self._turn
         for level in reversed(levels):
             for node in level.agents:
-                if len(found) == CONTINUED_MAX:
-                    return found
-                if node not in found and self._fleet.is_up(node):
+                if len(continued) == CONTINUED_MAX:
+                    return continued
+                if node not in continued and self._fleet.is_up(node):
                     agent = sketches.continued(turn.tenant, node, level, turn.prompt.opening)
                     if agent is not None:
-                        found[node] = agent
-        return found
+                        continued[node] = agent
+        return continued
 
     def _cached_level(self, level: Level, prompt_tokens: int) -> Cached:
         tokens = self._turn.prompt.share(level.pieces_count) * prompt_tokens
@@ -278,7 +278,7 @@ def _deepest(levels: Sequence[Level], node: NodeName) -> Level | None:
 
 
 def _holders(directory: Directory, key: AgentKey) -> tuple[AgentHolder, ...]:
-    owner, started = directory.owner(key), directory.starting(key)
+    owner, started = directory.owner(key), directory.start_reservation(key)
     last = owner or directory.released_owner(key)
     holders = [AgentHolder(started.node, HolderRole.STARTING)] if started else []
     if last is not None:
@@ -287,7 +287,7 @@ def _holders(directory: Directory, key: AgentKey) -> tuple[AgentHolder, ...]:
     copies = [holding for holding in directory.unerased_holdings(key) if holding is not last]
     copies.sort(key=_lateness, reverse=True)
     holders += [AgentHolder(copy.node, HolderRole.COPY, copy.view) for copy in copies]
-    holders += [AgentHolder(node, HolderRole.ERASED) for node in directory.erasing(key)]
+    holders += [AgentHolder(node, HolderRole.ERASED) for node in directory.erasing_nodes(key)]
     return tuple(holders)
 
 

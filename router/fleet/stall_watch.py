@@ -37,12 +37,12 @@ class StallWatch:
         try:
             while True:
                 await asyncio.sleep(self._tick_s)
-                self.look()
+                self.check_lateness()
                 self._ticked = self._now()
         finally:
             self._ticked = None
 
-    def look(self) -> None:
+    def check_lateness(self) -> None:
         """Forgive the lateness of the next tick; also called before a lease is checked."""
         if self._ticked is None:
             return

@@ -99,7 +99,7 @@ class TermKeeper:
         present_count, count = len(self._voters()), self.terms.voters_count
         if present_count > count:
             return (
-                f"{present_count} voters are there and {count} are expected: correct "
+                f"{present_count} voters are present, but {count} are expected: correct "
                 "router.nodes_expected and router.voters, which all routers must agree on"
             )
         last_round = self.terms.last_round
@@ -138,7 +138,7 @@ class TermKeeper:
         """Give the term up and request no other: no router need wait for its end."""
         self._is_retired = True
         call = self.terms.release()
-        self._look()
+        self._report_change()
         if call is not None:
             await self._ask(Round(call, self._now_s(), self.terms.voters_count, 0))
 
@@ -163,7 +163,7 @@ class TermKeeper:
     async def _step(self) -> float:
         """Ask once; return for how long to rest."""
         terms = self.terms
-        self._look()
+        self._report_change()
         if self._is_retired:
             return TERM_RENEW_S
         if self.held() is None:
@@ -194,7 +194,7 @@ class TermKeeper:
             await self._collect(vote, tasks)
         if vote.call.lease_s:
             self.terms.end(vote)
-        self._look()
+        self._report_change()
         return vote
 
     async def _collect(
@@ -211,7 +211,7 @@ class TermKeeper:
             for task in pending:
                 task.add_done_callback(self._late.discard)
 
-    def _look(self) -> None:
+    def _report_change(self) -> None:
         """Report a change of the held term."""
         term = self.held()
         if term == self._term:

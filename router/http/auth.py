@@ -58,7 +58,7 @@ class LocalPeers:
         if len(hosts) != 1 or (host := _host_name(hosts[0].lower())) is None:
             return "its 'Host' header is not a valid host"
         if not self._is_own(host):
-            return f"its 'Host' is '{host}': to let it in, {_allow(host)}"
+            return f"its 'Host' is '{host}': to accept it, {_allow(host)}"
         listed = len(origins) == 1 and origins[0] in self.origins
         if not listed and not all(_is_origin_of(o.lower(), hosts[0].lower()) for o in origins):
             return "it comes from a web page: list the page's origin in router.cors_origins"
@@ -203,15 +203,15 @@ class Auth:
             forwarded = self._forwarding.caller(scope, headers)
             if forwarded is not None:
                 return forwarded
-        given = _given_key(headers)
-        if self._is_watcher(given, headers):
+        sent_key = _given_key(headers)
+        if self._is_watcher(sent_key, headers):
             return Principal(None, WATCHER, only_watches=True)
         operator = self._named_operator(headers)
-        if given is not None:
-            tenant = name_of(given, self._tenants)
+        if sent_key is not None:
+            tenant = name_of(sent_key, self._tenants)
             if tenant is not None:
                 return Principal(TenantId(tenant), operator)
-            given_operator = name_of(given, self._operators)
+            given_operator = name_of(sent_key, self._operators)
             # Without configured keys, a key that a client library insists on sending is
             # ignored.
             if given_operator is None and self._tenants:
@@ -224,10 +224,10 @@ class Auth:
             return Principal(None, operator)
         raise _keyless(why, is_any_known=bool(self._tenants))
 
-    def _is_watcher(self, given: bytes | None, headers: Headers) -> bool:
+    def _is_watcher(self, sent_key: bytes | None, headers: Headers) -> bool:
         """Return whether the monitoring key is the only one that a request has."""
         shown = headers.get(OPERATOR_HEADER)
-        keys = [key for key in (given, shown.encode() if shown is not None else None) if key]
+        keys = [key for key in (sent_key, shown.encode() if shown is not None else None) if key]
         return bool(keys) and all(name_of(key, self._watchers) is not None for key in keys)
 
     def _key_reason(self, scope: Scope, headers: Headers) -> str | None:

@@ -108,7 +108,7 @@ class BodyLimit:
         """Use `prompt_bytes_max` for the text that the longest context of any node holds.
 
         `call_bytes_max` has limits of single paths, instead of the common one. `retry_after_s`
-        says when an account with too many requests may send more.
+        returns the seconds after which an account with too many requests may send more.
         """
         self._app = app
         self._prompt_paths = prompt_paths

@@ -53,27 +53,30 @@ class Forwarding:
         """Return the headers that prove a caller to another router."""
         watches = [True] if caller.only_watches else []  # absent for routers of earlier versions
         spelled = json.dumps([caller.tenant, caller.operator, *watches]).encode()
-        shown = base64.urlsafe_b64encode(spelled).decode()
-        return {CALLER_HEADER: shown, PROOF_HEADER: self._proof(shown, method, target)}
+        encoded_caller = base64.urlsafe_b64encode(spelled).decode()
+        return {
+            CALLER_HEADER: encoded_caller,
+            PROOF_HEADER: self._proof(encoded_caller, method, target),
+        }
 
     def caller(self, scope: Scope, headers: Headers) -> Principal | None:
         """Return the caller that a router proves; None if the request comes from a client.
 
         Raises UnauthorizedError for a false proof.
         """
-        shown = headers.get(CALLER_HEADER)
-        if shown is None:
+        encoded_caller = headers.get(CALLER_HEADER)
+        if encoded_caller is None:
             return None
-        proof = self._proof(shown, scope["method"], target_of(scope))
+        proof = self._proof(encoded_caller, scope["method"], target_of(scope))
         if not hmac.compare_digest(proof.encode(), headers.get(PROOF_HEADER, "").encode()):
             message = f"only a router of this fabric may send {CALLER_HEADER}"
             raise UnauthorizedError(message)
-        tenant, operator, *watches = json.loads(base64.urlsafe_b64decode(shown))
+        tenant, operator, *watches = json.loads(base64.urlsafe_b64decode(encoded_caller))
         return Principal(tenant, operator, bool(watches and watches[0]))
 
-    def _proof(self, shown: str, method: str, target: str) -> str:
+    def _proof(self, encoded_caller: str, method: str, target: str) -> str:
         digest = blake2b(digest_size=_DIGEST_BYTES, key=self.cluster_key, person=b"mf-forwarded")
-        for part in (method, target, shown):
+        for part in (method, target, encoded_caller):
             encoded = part.encode("latin-1", "replace")
             digest.update(len(encoded).to_bytes(4, "big") + encoded)
         return digest.hexdigest()

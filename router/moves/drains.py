@@ -99,7 +99,7 @@ class Drains:
     def _is_due(self, drain: Drain, now_s: float) -> bool:
         """Return whether a drain that ended has agents to try again."""
         assert drain.ended_s is not None, "it has ended"
-        return now_s - drain.ended_s >= DRAIN_RETRY_S and bool(self._left(drain.node))
+        return now_s - drain.ended_s >= DRAIN_RETRY_S and bool(self._remaining_agents(drain.node))
 
     async def close(self) -> None:
         """Stop all drains; the next router continues them."""
@@ -133,10 +133,10 @@ class Drains:
         drain = self._drains.get(node)
         if drain is None:
             drain = self._drains[node] = Drain(node, self._fleet.clock.monotonic_s())
-        is_over = drain.state is DrainState.DRAINED and not self._left(node)
+        is_over = drain.state is DrainState.DRAINED and not self._remaining_agents(node)
         if not is_over and (drain.task is None or drain.task.done()):
             drain.state, drain.ended_s = DrainState.DRAINING, None
-            drain.left_count = len(self._left(node))
+            drain.left_count = len(self._remaining_agents(node))
             self._publish_progress(drain)
             drain.task = asyncio.create_task(self._run(drain))
         return drain
@@ -150,7 +150,7 @@ class Drains:
         counts = drain.moved_count, drain.left_count, drain.sent_bytes
         self._fleet.events.publish(DrainChanged(drain.node, drain.state, *counts))
 
-    def _left(self, node: NodeName) -> list[AgentKey]:
+    def _remaining_agents(self, node: NodeName) -> list[AgentKey]:
         return self._fleet.directory.agents_of_node(node)
 
     # --- moving ------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Drains:
                 if idle_rounds:
                     await asyncio.sleep(DRAIN_ROUND_PAUSE_S)
                 await self._fleet.membership.refresh(relist=True)
-                remaining = self._left(drain.node)
+                remaining = self._remaining_agents(drain.node)
                 self._count(drain)
                 if not remaining:
                     state = DrainState.DRAINED
@@ -177,7 +177,7 @@ class Drains:
         _LOG.info("node %s: %s, %d agents moved", drain.node, state, drain.moved_count)
 
     def _count(self, drain: Drain) -> None:
-        remaining = set(self._left(drain.node))
+        remaining = set(self._remaining_agents(drain.node))
         drain.left_count = len(remaining)
         drain.stuck = {key: why for key, why in drain.stuck.items() if key in remaining}
 

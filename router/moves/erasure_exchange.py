@@ -38,7 +38,7 @@ class ErasureExchange:
         self._digest = lru_cache(maxsize=ERASURE_DIGESTS_MAX)(
             lambda key: agent_digest(cluster_key, *key)
         )
-        self._heard: set[NodeName] = set()
+        self._reporters: set[NodeName] = set()
         # Calls in progress, by node and agent's digest: their receipts alone count removals.
         self._erasing: set[tuple[NodeName, str]] = set()
         self._shared: dict[NodeName, int] = {}  # fingerprint of the tombstones of each node
@@ -50,7 +50,7 @@ class ErasureExchange:
 
     def is_caught_up(self, view: NodeView) -> bool:
         """Return whether a node's tombstones equal those it should have."""
-        return view.erased in {self.known.fingerprint, self._shared_with(view.name).fingerprint}
+        return view.erased in {self.known.fingerprint, self._tombstones_for(view.name).fingerprint}
 
     async def catch_up(
         self, link: NodeLink, view: NodeView, others: Callable[[], tuple[NodeName, ...]]
@@ -60,12 +60,12 @@ class ErasureExchange:
         At the router's start, wait a moment for the other nodes, which may have more of them.
         """
         await self._share(link, view.erased)
-        self._heard.add(link.name)
+        self._reporters.add(link.name)
         await self._await_others(others)
         await self._share(link, self._shared[link.name])
 
     @contextmanager
-    def erasing(self, node: NodeName, key: AgentKey) -> Iterator[None]:
+    def withhold_tombstone(self, node: NodeName, key: AgentKey) -> Iterator[None]:
         """Leave an agent's tombstone out of exchanges with a node while its erasure runs there."""
         name = (node, self._digest(key))
         self._erasing.add(name)
@@ -76,7 +76,7 @@ class ErasureExchange:
 
     async def _share(self, link: NodeLink, fingerprint: int) -> None:
         if fingerprint != self.known.fingerprint:
-            call = ShareErasures(tuple(self._shared_with(link.name)))
+            call = ShareErasures(tuple(self._tombstones_for(link.name)))
             answer = await link.call(call, KnownErasures)
             self.known.merge(answer.erased)
             if answer.agents_removed:
@@ -87,7 +87,7 @@ class ErasureExchange:
             fingerprint = reported.fingerprint
         self._shared[link.name] = fingerprint
 
-    def _shared_with(self, node: NodeName) -> Tombstones:
+    def _tombstones_for(self, node: NodeName) -> Tombstones:
         """Return the known tombstones except those of erasures in progress on the node."""
         erasing = {agent for name, agent in self._erasing if name == node}
         if not erasing:
@@ -107,5 +107,5 @@ class ErasureExchange:
 
     def _have_all_reported(self, nodes: tuple[NodeName, ...]) -> bool:
         is_started = self._clock.monotonic_s() - self._since_s >= SUSPECT_S
-        is_complete = len(self._heard) >= len(nodes) and self._heard.issuperset(nodes)
+        is_complete = len(self._reporters) >= len(nodes) and self._reporters.issuperset(nodes)
         return is_started or is_complete

@@ -101,7 +101,7 @@ class Erasures:
         return Erasure(agent, receipts, unreachable)
 
     async def _erase_on(self, node: NodeName, call: EraseAgent) -> EraseReceipt | None:
-        with self._exchange.erasing(node, call.key):
+        with self._exchange.withhold_tombstone(node, call.key):
             try:
                 receipt = await self._fleet.link(node).call(call, EraseReceipt)
             except FabricError as error:

@@ -56,7 +56,7 @@ class LostOwners:
         await asyncio.shield(task)
 
     @asynccontextmanager
-    async def served(self, key: AgentKey) -> AsyncIterator[None]:
+    async def calling_owner(self, key: AgentKey) -> AsyncIterator[None]:
         """Run a block that calls an agent's owner; raise RetryLaterError if it is not answered."""
         try:
             await self.require_owner_up(key)
@@ -84,7 +84,7 @@ class LostOwners:
         directory = self._fleet.directory
         owner = directory.owner(key)
         if owner is not None:
-            is_starting = directory.starting(key) is not None  # a turn is taking it over
+            is_starting = directory.start_reservation(key) is not None  # a turn is taking it over
             return None if is_starting or self._fleet.is_up(owner.node) else owner
         if directory.released_owner(key) is not None or self._fleet.discovery.may_learn_agents():
             return None

@@ -266,7 +266,7 @@ class Migration:
 
     async def _commit(self, final: Offer) -> Copied:
         """Make the target copy the tail and own the agent; return the tail's cost, if known."""
-        if self._fleet.directory.issued(self._key) >= self._epoch:
+        if self._fleet.directory.issued_epoch(self._key) >= self._epoch:
             message = "another node became the agent's owner meanwhile"
             raise StaleEpochError(message)
         self._fleet.directory.promise(self._key, self._epoch)

@@ -95,7 +95,7 @@ class Recovery:
                 return
             if self._fleet.is_up(target):
                 # From here on, the target refuses a late commit.
-                is_decided = await self._forgets(target, AbortMigration(*key, migration))
+                is_decided = await self._abort_at_target(target, AbortMigration(*key, migration))
                 if not await self._target_cannot_own(key, sealed, target):
                     return
         alias = self._fleet.alias(key)
@@ -110,8 +110,8 @@ class Recovery:
             await source.call(ReleaseAgent(*key, epoch, migration, sealed.node), Done)
             self._note(key, epoch, sealed, OwnerState.REPLICA)
 
-    async def _forgets(self, target: NodeName, call: AbortMigration) -> bool:
-        """Make the target forget the move; return whether it certainly has not committed."""
+    async def _abort_at_target(self, target: NodeName, call: AbortMigration) -> bool:
+        """Abort the move at the target; return whether it certainly has not committed."""
         try:
             await self._fleet.link(target).call(call, Done)
         except FabricError as error:

@@ -204,14 +204,14 @@ class Replicas:
             if number % REPLICAS_CHECKED_PER_STEP == REPLICAS_CHECKED_PER_STEP - 1:
                 await asyncio.sleep(0)
             self._changed.pop(key, None)
-            targets, copies = self._look(key, takes)
+            targets, copies = self._find_due_copies(key, takes)
             due += ((key, target) for target in targets)
             stale += ((key, copy) for copy in copies)
             if targets or copies or key in self._exclusive:
                 self._changed[key] = None  # until nothing is due
         return due, stale
 
-    def _look(
+    def _find_due_copies(
         self, key: AgentKey, takes: AbstractSet[NodeName]
     ) -> tuple[list[NodeName], list[Holding]]:
         """Return the nodes that are to get a copy of an agent, and its copies to renew."""
@@ -220,7 +220,7 @@ class Replicas:
             return [], []
         is_resting = key in self._rest_until_s or key in self._exclusive
         targets = [] if is_resting else list(self._due(key, owner, takes))
-        return targets, self._forgetful(key, owner)
+        return targets, self._outdated_copies(key, owner)
 
     def _is_ready(self, owner: Holding) -> bool:
         """Return whether the owner's disk has anything to copy."""
@@ -252,7 +252,7 @@ class Replicas:
         turn, _ = self._copied.get((key, node), (None, 0.0))
         return owner.view is not None and turn == _turn_of(owner.view) and owner.view.tail != ""
 
-    def _forgetful(self, key: AgentKey, owner: Holding) -> list[Holding]:
+    def _outdated_copies(self, key: AgentKey, owner: Holding) -> list[Holding]:
         """Return the copies that still contain what their owner has forgotten."""
         assert owner.view is not None, "its node lists it"
         forgotten = applied_forgets(owner.view)

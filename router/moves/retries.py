@@ -17,7 +17,7 @@ _LOG = logging.getLogger("macfabric.router.moves")
 def as_client_error(error: RetryElsewhereError) -> FabricError:
     """Convert an error for a client, which cannot choose another node, to one that may be retried.
 
-    Returns a lost node's error unchanged; `LostOwners.served` adds the agent and the time.
+    Returns a lost node's error unchanged; `LostOwners.calling_owner` adds the agent and the time.
     """
     if isinstance(error, NodeLostError):
         return error

@@ -229,20 +229,20 @@ class Ranking:
         """Return each node's cost of a turn, as `seconds.whole_cost_s` has it, by row."""
         np, table = self._np, self._table[:, : len(self._nodes)]
         share = SHARE_SLACK * (self._agents_sum + 1) / max(self._weights_sum, 1e-9)
-        left = np.full(len(self._nodes), work.prompt_tokens)
+        uncached_tokens = np.full(len(self._nodes), work.prompt_tokens)
         for part in cached:
-            left[self._rows_of(part.nodes)] = work.prompt_tokens - part.tokens
+            uncached_tokens[self._rows_of(part.nodes)] = work.prompt_tokens - part.tokens
         answer_s = work.answer_tokens * table[_ANSWER]
-        own_s = np.maximum(left, 0.0) * table[_PROMPT]
+        own_s = np.maximum(uncached_tokens, 0.0) * table[_PROMPT]
         # Each known prompt delays this one, and this one each of them, by no more than its length.
         turns_s = np.minimum(table[_KNOWN], table[_COUNT] * own_s)
         unknown_s = table[_QUEUE] - table[_KNOWN]
-        is_short = left <= SHORT_PROMPT_TOKENS
+        is_short = uncached_tokens <= SHORT_PROMPT_TOKENS
         waits_s = np.where(is_short, np.minimum(table[_QUEUE], CHUNK_S), unknown_s + turns_s)
         delays_s = turns_s + np.minimum(unknown_s, own_s)
         slow_s = (own_s + answer_s) * (table[_SLOW] - 1.0)
         costs: Column = waits_s + delays_s + own_s + ANSWER_WEIGHT * answer_s + slow_s
-        penalty_s = self._np.full(len(left), SHARE_S)
+        penalty_s = self._np.full(len(uncached_tokens), SHARE_S)
         if self._is_calm:
             penalty_s = np.maximum(SHARE_S, work.prompt_tokens * table[_PROMPT] + answer_s)
         costs += (table[_FULLNESS] > share) * penalty_s
@@ -250,14 +250,14 @@ class Ranking:
 
     def _rows_of(self, nodes: NodeCounts) -> "Rows":
         """Return the rows of the nodes that have a prefix."""
-        known = self._known_rows.get(id(nodes))
-        if known is None or known[0] is not nodes or known[1] != nodes.changes:
-            found = [self._rows[name] for name in nodes if name in self._rows]
-            known = nodes, nodes.changes, self._np.array(found, dtype=self._np.intp)
-            self._known_rows[id(nodes)] = known
+        entry = self._known_rows.get(id(nodes))
+        if entry is None or entry[0] is not nodes or entry[1] != nodes.changes:
+            rows = [self._rows[name] for name in nodes if name in self._rows]
+            entry = nodes, nodes.changes, self._np.array(rows, dtype=self._np.intp)
+            self._known_rows[id(nodes)] = entry
             if len(self._known_rows) > PREFIX_ROWS_MAX:
                 self._known_rows.popitem(last=False)
-        return known[2]
+        return entry[2]
 
     def _discount(self, row: int) -> None:
         node = self._nodes[row]

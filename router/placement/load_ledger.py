@@ -49,7 +49,7 @@ class Ledger:
         self.changed: set[NodeName] = set()  # nodes whose load changed, for the keeper of snapshots
 
     def begin(self, node: NodeName, prefill_s: float, *, cold: bool) -> Booking:
-        """Book a turn; its prefill counts until `prefilled`."""
+        """Book a turn; its prefill counts until `end_prefill`."""
         self._turns[node] += 1
         own_load = self._since_report.setdefault(node, OwnLoad())
         own_load.turns += 1
@@ -79,14 +79,14 @@ class Ledger:
             of_node.pop(id(entry), None)
         self.changed.add(entry.node)
 
-    def prefilled(self, entry: Booking) -> None:
+    def end_prefill(self, entry: Booking) -> None:
         """Remove a turn's prefill from its node's load."""
         self.rebook(entry, 0, 0.0)
 
     def end(self, entry: Booking) -> None:
         """Close a booking; closing twice is no error."""
         if entry.open:
-            self.prefilled(entry)
+            self.end_prefill(entry)
             entry.open = False
             self._turns[entry.node] -= 1
 

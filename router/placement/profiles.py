@@ -1,12 +1,12 @@
-"""Speeds of nodes as this router's own turns have shown them. Pure.
+"""Speeds of nodes as measured by this router's own turns. Pure.
 
     prefill   tokens per second by position in the context, from reports of progress
     decode    tokens per second of one sequence alone, by the number of turns beside it
 
 A node computes one chunk at a time, so the time since its last report of progress is that of one
-chunk, whatever else waits. What a node says of itself counts as the first `PRIOR_S` of each speed;
-what it did counts for more the later it was. Nothing is learnt of a node that reports no speed:
-others without one are taken to be like it.
+chunk, regardless of other waiting turns. A node's reported speed counts as the first `PRIOR_S` of
+each measure; later turns weigh more than earlier ones. Nothing is measured of a node that reports
+no speed: others without one are assumed to equal it.
 """
 
 import math
@@ -119,13 +119,13 @@ class Profiles:
 
     def of(self, name: NodeName) -> NodeProfile:
         """Return the profile of a node."""
-        known = self._nodes.get(name)
-        return known.profile if known is not None else UNKNOWN
+        measures = self._nodes.get(name)
+        return measures.profile if measures is not None else UNKNOWN
 
     def note_progress(
         self, node: NodeName, before: PromptProgress | None, tokens: int, now_s: float
     ) -> PromptProgress:
-        """Note that a node has so many tokens of a prompt in place, and had fewer before."""
+        """Record that a node has computed or loaded `tokens` tokens of a prompt, since `before`."""
         measures, view = self._measures(node), self._view_of(node)
         if measures is None or view is None:
             return PromptProgress(tokens, now_s)
@@ -135,8 +135,8 @@ class Profiles:
             measures.busy_s += max(0.0, seconds)
             if computed >= CHUNK_TOKENS_MIN and seconds > 0 and view.prefill_tokens_per_s > 0:
                 bucket = bisect_left(POSITIONS, tokens)
-                known = measures.profile.prefill_tokens_per_s(view.prefill_tokens_per_s, tokens)
-                measure = measures.prefill.setdefault(bucket, _prior(known))
+                speed = measures.profile.prefill_tokens_per_s(view.prefill_tokens_per_s, tokens)
+                measure = measures.prefill.setdefault(bucket, _prior(speed))
                 measure.add(computed, seconds, view.prefill_tokens_per_s)
                 if _is_news(measures.profile.prefill[bucket], measure.per_s):
                     self._publish(node, measures)
@@ -146,9 +146,9 @@ class Profiles:
     def note_answer(
         self, node: NodeName, first: PromptProgress, tokens: int, now_s: float, batch: int
     ) -> None:
-        """Note that an answer of so many tokens has ended beside `batch - 1` others.
+        """Record the end of an answer of `tokens` tokens, decoded beside `batch - 1` others.
 
-        The seconds that the node spent on prompts meanwhile are no part of its speed.
+        Seconds that the node spent on prompts during the answer do not count.
         """
         measures, view = self._measures(node), self._view_of(node)
         if measures is None or view is None or view.decode_tokens_per_s <= 0:
@@ -157,8 +157,8 @@ class Profiles:
         if tokens < ANSWER_TOKENS_MIN or seconds <= 0:
             return
         bucket, slowdown = bisect_left(BATCHES, batch), math.sqrt(max(1, batch))
-        known = measures.profile.decode_tokens_per_s(view.decode_tokens_per_s, batch)
-        measure = measures.decode.setdefault(bucket, _prior(known))
+        speed = measures.profile.decode_tokens_per_s(view.decode_tokens_per_s, batch)
+        measure = measures.decode.setdefault(bucket, _prior(speed))
         weighed = DECODE_WEIGHT * tokens * slowdown, DECODE_WEIGHT * seconds
         measure.add(*weighed, view.decode_tokens_per_s)
         if _is_news(measures.profile.decode[bucket], measure.per_s):
@@ -168,10 +168,10 @@ class Profiles:
         view = self._view_of(node)
         if view is None:
             return None
-        known = self._nodes.get(node)
-        if known is None or known.incarnation != view.incarnation:
-            known = self._nodes[node] = _NodeMeasures(view.incarnation)
-        return known
+        measures = self._nodes.get(node)
+        if measures is None or measures.incarnation != view.incarnation:
+            measures = self._nodes[node] = _NodeMeasures(view.incarnation)
+        return measures
 
     def _publish(self, node: NodeName, measures: _NodeMeasures) -> None:
         """Make a new profile of a node's measures."""

@@ -107,7 +107,7 @@ class NodeSnapshot:
         return heat * PRESSURE_FACTORS.get(view.memory_pressure, 1.0)
 
     def evicted_bytes(self, tokens: float) -> float:
-        """Return the bytes of idle caches that leave memory for so many more tokens."""
+        """Return the bytes of idle caches that `tokens` more tokens evict from memory."""
         if self.view.free is None:
             return 0.0
         free_bytes = self.view.free.hot - self.coming_bytes

@@ -178,7 +178,7 @@ def _superseded_failures(messages: Sequence[Message]) -> list[Exchange]:
 
     Calls of one answer run at the same time, so none of them is later than another.
     """
-    found: list[Exchange] = []
+    failures: list[Exchange] = []
     good: set[str] = set()
     last = len(messages) - 1
     by_answer = groupby(reversed(exchanges_of(messages)), key=lambda each: each.asked_at)
@@ -189,8 +189,8 @@ def _superseded_failures(messages: Sequence[Message]) -> list[Exchange]:
                 continue
             name, failed = each.use(messages).name, is_failed(messages[each.answered_at])
             if failed and name in good and each.answered_at < last:
-                found.append(each)
+                failures.append(each)
             elif not failed:
                 good_here.add(name)
         good |= good_here
-    return found
+    return failures

@@ -28,7 +28,7 @@ class InvalidEditError(Exception):
     """Invalid result of a policy."""
 
 
-def checked(before: Sequence[Message], after: Any) -> tuple[Message, ...]:
+def check_result(before: Sequence[Message], after: Any) -> tuple[Message, ...]:
     """Return a policy's result as messages; raise InvalidEditError if it is invalid."""
     if not isinstance(after, (list, tuple)):
         message = "did not return a list"
@@ -82,7 +82,7 @@ def _systems(messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if message.role is MessageRole.SYSTEM]
 
 
-def _last_said(messages: Sequence[Message]) -> Message | None:
+def _last_user_message(messages: Sequence[Message]) -> Message | None:
     at = last_of(messages, MessageRole.USER)
     return messages[at] if at >= 0 else None
 
@@ -94,9 +94,12 @@ def _changes_system(before: Sequence[Message], after: Sequence[Message]) -> bool
 
 _FORBIDDEN: Final[Sequence[tuple[str, Callable[[Sequence[Message], Sequence[Message]], bool]]]] = (
     ("changed the system prompt", _changes_system),
-    ("changed the user's last message", lambda a, b: _last_said(a) != _last_said(b)),
+    (
+        "changed the user's last message",
+        lambda a, b: _last_user_message(a) != _last_user_message(b),
+    ),
     ("changed the last message", lambda a, b: a[-1] != b[-1]),
-    ("parted a call from its result", lambda a, b: bool(unpaired(b) - unpaired(a))),
+    ("separated a call from its result", lambda a, b: bool(unpaired(b) - unpaired(a))),
     ("returned too much", lambda a, b: weigh(b, _ALL) > max(BODY_BYTES_MAX, weigh(a, _ALL))),
 )
 
@@ -127,24 +130,24 @@ class Editing:
     def __init__(self, settings: Sequence[PolicySettings] = ()) -> None:
         self._configured = {each.name: each for each in configured_policies(settings)}
 
-    def chosen(self, wanted: Sequence[RequestedPolicy] | None) -> list[NamedPolicy]:
+    def select(self, requested: Sequence[RequestedPolicy] | None) -> list[NamedPolicy]:
         """Return the policies of a request; raise RejectedError for an unknown one."""
-        if wanted is None:
+        if requested is None:
             return [each for each in self._configured.values() if each.by_default]
-        return [self._find_policy(each) for each in wanted]
+        return [self._find_policy(each) for each in requested]
 
-    def _find_policy(self, wanted: RequestedPolicy) -> NamedPolicy:
-        found = self._configured.get(wanted.name)
-        if found is not None and wanted.options is None:
+    def _find_policy(self, requested: RequestedPolicy) -> NamedPolicy:
+        found = self._configured.get(requested.name)
+        if found is not None and requested.options is None:
             return found
-        if wanted.name in BUILT_IN:
-            policy = create_built_in(wanted.name, wanted.options or {}, wanted.param)
-            return NamedPolicy(wanted.name, policy)
-        why = f"there is no policy {wanted.name[:QUOTED_NAME_CHARS_MAX]!r} here"
+        if requested.name in BUILT_IN:
+            policy = create_built_in(requested.name, requested.options or {}, requested.param)
+            return NamedPolicy(requested.name, policy)
+        why = f"there is no policy {requested.name[:QUOTED_NAME_CHARS_MAX]!r} here"
         if found is not None:
             why = "only the operator may set options of this policy"
-        message = f"Invalid '{wanted.param}': {why}; known are {', '.join(self._known_names())}."
-        raise RejectedError(message, code="unknown_policy", param=wanted.param)
+        message = f"Invalid '{requested.param}': {why}; known are {', '.join(self._known_names())}."
+        raise RejectedError(message, code="unknown_policy", param=requested.param)
 
     def _known_names(self) -> list[str]:
         return sorted({*BUILT_IN, *self._configured})
@@ -182,7 +185,7 @@ Applied = tuple[tuple[Message, ...], EditOutcome]
 
 def _apply_policy(named: NamedPolicy, messages: tuple[Message, ...], turn: PolicyTurn) -> Applied:
     try:
-        edited = checked(messages, named.policy.transform(messages, turn))
+        edited = check_result(messages, named.policy.transform(messages, turn))
         return edited, EditOutcome(named.name, edited_count(messages, edited))
     except InvalidEditError as error:
         return messages, EditOutcome(named.name, failure=str(error))

@@ -93,7 +93,7 @@ async def _longest(
     cuts: "_Cuts", total: int, limit: int, desk: PromptDesk
 ) -> tuple[Prompt, int] | None:
     """Search for the smallest sufficient cut, starting from an estimate; also count its tokens."""
-    found: tuple[Prompt, int] | None = None
+    best: tuple[Prompt, int] | None = None
     low, high = 0, len(cuts.dropped)  # cuts in between are untried
     at = cuts.after(0, total - limit, cuts.prompt, total)
     for _ in range(TRUNCATION_COUNTS_MAX):
@@ -103,11 +103,11 @@ async def _longest(
         tried = await desk.run(cuts.prompt, partial(cuts.prompt_after, at))
         count = await _count(tried, desk)
         if count <= limit:
-            found, high, at = (tried, count), at, at - 1
+            best, high, at = (tried, count), at, at - 1
         else:
             low = at + 1
-            at = low if found else cuts.after(cuts.dropped[at][1], count - limit, tried, count)
-    return found
+            at = low if best else cuts.after(cuts.dropped[at][1], count - limit, tried, count)
+    return best
 
 
 @dataclass(frozen=True, slots=True)

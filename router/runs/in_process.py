@@ -201,7 +201,7 @@ class InProcessClient:
         """Run a block that calls an agent's owner, with the lost-owner handling of routes."""
         await self._meet()
         with _retryable_errors():
-            async with self.services.lost_owners.served((self.tenant, agent)):
+            async with self.services.lost_owners.calling_owner((self.tenant, agent)):
                 yield
 
     async def _meet(self) -> None:
@@ -281,7 +281,7 @@ def _figures(
 
 @contextmanager
 def _retryable_errors() -> Iterator[None]:
-    """Raise AskAgainError for errors that the same call may not meet later."""
+    """Raise AskAgainError for temporary errors, after which the call may be retried."""
     try:
         yield
     except FabricError as error:

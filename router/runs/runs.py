@@ -240,11 +240,11 @@ class Runs:
         )
         return named, source
 
-    def _require_free(self, wanted: RunRecord) -> None:
+    def _require_free(self, record: RunRecord) -> None:
         for hosted in self._runs.values():
             other = hosted.record
-            is_other = (other.tenant, other.name) != (wanted.tenant, wanted.name)
-            if hosted.is_running and is_other and other.shares_agents(wanted):
+            is_other = (other.tenant, other.name) != (record.tenant, record.name)
+            if hosted.is_running and is_other and other.shares_agents(record):
                 _refuse_used(other.name)
 
     def _take_place(self, tenant: TenantId) -> None:
@@ -299,7 +299,7 @@ def _refuse_used(run: str) -> NoReturn:
     raise ConflictError(message, code="agents_in_use", param="as")
 
 
-def _require_alike(known: RunRecord, wanted: RunRecord) -> None:
-    if not known.is_alike(wanted):
-        message = f"run {known.name!r} has another scenario or options: choose another name"
+def _require_alike(existing: RunRecord, record: RunRecord) -> None:
+    if not existing.is_alike(record):
+        message = f"run {existing.name!r} has another scenario or options: choose another name"
         raise ConflictError(message, code="other_run", param="run")

@@ -56,7 +56,7 @@ def _roles(scenario: Scenario) -> Iterator[Finding]:
         name = scenario.shown_name(key)
         other = shown.setdefault(normalize("NFKC", name).casefold(), key)
         if other != key:
-            whose = "means the hearer" if other == "you" else f"is what '{other}' is called"
+            whose = "means the hearer" if other == "you" else f"is the name of '{other}'"
             yield ("agents", key, "name"), f"'{name}' {whose}; give it a `name` of its own"
         if role.name is not None and (odd := foreign_letter(name)) is not None:
             text = f"'{name}' mixes alphabets: '{odd}' (U+{ord(odd):04X}) looks like another letter"
@@ -225,7 +225,7 @@ def _private(
             return f"'{place.agent}' is not an agent; {suggest(place.agent, scenario.agents)}"
         if place.agent != hearer:
             shown = f"${{{place.phase}.messages[{hearer}]}}"
-            return f"this is told to '{hearer}', so write {shown}"
+            return f"'{hearer}' reads this text, so write {shown}"
         if hearer not in known[place.phase].hearers:
             heard = "add it to that phase's `visible_to`, or leave this out"
             return f"'{hearer}' did not hear '{place.phase}'; {heard}"

@@ -41,13 +41,13 @@ def _spell_expected(expected: Expectation) -> Iterator[str]:
     if expected.agent is not None:
         yield expected.agent
     for check in CHECKS:
-        wanted = getattr(expected, check)
-        if isinstance(wanted, float):
-            yield f"{check} {wanted:g}"
-        elif wanted is not None:
-            words = wanted if isinstance(wanted, tuple) else (wanted,)
-            shown = (w.source.strip() if isinstance(w, TextTemplate) else w for w in words)
-            yield f"{check} " + " or ".join(f"'{word}'" for word in shown)
+        value = getattr(expected, check)
+        if isinstance(value, float):
+            yield f"{check} {value:g}"
+        elif value is not None:
+            words = value if isinstance(value, tuple) else (value,)
+            texts = (w.source.strip() if isinstance(w, TextTemplate) else w for w in words)
+            yield f"{check} " + " or ".join(f"'{word}'" for word in texts)
 
 
 def judge_phase(

@@ -55,15 +55,15 @@ class RunEdits:
             self.stale.discard(agent)
             if had_edits:
                 return "it held edits of an earlier run: they were undone, its answer was dropped"
-        wanted = list(self._wanted_edits(agent))
-        if not wanted:
+        wanted_edits = list(self._wanted_edits(agent))
+        if not wanted_edits:
             return ""
-        held = await self.client.run_edits(self.id_of(agent))
-        if held is None:
+        present = await self.client.run_edits(self.id_of(agent))
+        if present is None:
             message = f"no node has {agent}"
             raise AskAgainError(message, RETRY_WAIT_S)
         is_restored = False
-        missing = [edit for edit in wanted if self._operation(*edit) not in held]
+        missing = [edit for edit in wanted_edits if self._operation(*edit) not in present]
         for phase, number in missing:
             if await run_in_thread(partial(self._items, phase, number)):
                 await self.add(agent, phase, number)

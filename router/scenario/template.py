@@ -58,19 +58,19 @@ def parse_template(text: str) -> TextTemplate:
     """Return a text's parts; raise TemplateError for an invalid placeholder."""
     parts: list[str | VariablePlace | MessagesPlace] = []
     at = 0
-    while found := _OPENING.search(text, at):
-        parts.append(text[at : found.start()])
-        if found[0] == "$${":
+    while match := _OPENING.search(text, at):
+        parts.append(text[at : match.start()])
+        if match[0] == "$${":
             parts.append("${")
-            at = found.end()
+            at = match.end()
             continue
-        end = text.find("}", found.end(), found.end() + 4 * SCENARIO_KEY_CHARS_MAX)
+        end = text.find("}", match.end(), match.end() + 4 * SCENARIO_KEY_CHARS_MAX)
         if end < 0:
             message = (
-                f"'{shorten(text[found.start() :], 24)}' is not closed; write $${{ to mean ${{"
+                f"'{shorten(text[match.start() :], 24)}' is not closed; write $${{ to mean ${{"
             )
             raise TemplateError(message)
-        parts.append(_place(text[found.end() : end]))
+        parts.append(_place(text[match.end() : end]))
         at = end + 1
     parts.append(text[at:])
     return TextTemplate(tuple(part for part in parts if part != ""), text)

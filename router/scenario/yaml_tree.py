@@ -193,18 +193,18 @@ class _Builder:
         return items
 
     def _map(self, place: Place, path: Path, depth: int) -> YamlNode:
-        found: dict[str, YamlNode] = {}
+        values: dict[str, YamlNode] = {}
         places: dict[str, Place] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key_place = _place(event)
             key = self._key(event, key_place, path)
             node = self._node(next(self._events), (*path, key), depth - 1)
-            if key in found:
+            if key in values:
                 first = f"the first is in line {places[key][0]}"
                 self._diagnostics.add(key_place, (*path, key), f"duplicate key; {first}")
             else:
-                found[key], places[key] = node, key_place
-        return YamlNode(found, place, places)
+                values[key], places[key] = node, key_place
+        return YamlNode(values, place, places)
 
     def _key(self, event: yaml.Event, place: Place, path: Path) -> str:
         if not isinstance(event, yaml.ScalarEvent):

@@ -94,15 +94,15 @@ class ChangeLog:
 
     async def settle(self) -> None:
         """Wait until a standby has all changes so far; log a standby that does not copy them."""
-        wanted = self.version
-        if not self.is_followed or self._copied >= wanted:
+        version = self.version
+        if not self.is_followed or self._copied >= version:
             return
         try:
             async with asyncio.timeout(SHADOW_WAIT_S):
-                while self._copied < wanted:
+                while self._copied < version:
                     self._acknowledged.clear()
                     await self._acknowledged.wait()
         except TimeoutError:
             self.unshared_count += 1
             self._requested_s = float("-inf")
-            _LOG.warning("the standby does not copy responses and runs: going on without it")
+            _LOG.warning("the standby does not copy responses and runs: continuing without it")

@@ -147,7 +147,7 @@ class Follower:
         self._request = FollowRequest()
 
     async def run(self) -> None:
-        """Copy whatever the active router keeps until cancelled."""
+        """Copy all that the active router keeps, until cancelled."""
         while True:
             if not self._relay.is_active() and self._relay.active_url():
                 try:

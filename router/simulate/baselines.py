@@ -77,13 +77,13 @@ class Baseline(Placement):
             raise RetryLaterError(message, retry_after_s=AGAIN_S, code="no_node_ready")
         cached = {p.node: round(p.share * turn.prompt_tokens) for p in fleet.prefixes}
         chosen = self.choose(PlacementQuestion(turn, nodes, owner, cached))
-        known = cached.get(chosen.name, 0)
-        missing = turn.prompt_tokens - known
+        cached_tokens = cached.get(chosen.name, 0)
+        missing = turn.prompt_tokens - cached_tokens
         active = turn.prompt_tokens + turn.completion_tokens_max
         self._decided = _Counted(chosen.name, missing, active)
         if chosen.name == owner:
             return Decision(How.STAY, chosen.name)
-        how = How.LOAD if known else How.RECOMPUTE
+        how = How.LOAD if cached_tokens else How.RECOMPUTE
         terms = Terms(prefill_s=prefill_s(missing, _speed(chosen)))
         return Decision(how, chosen.name, terms)
 
@@ -103,7 +103,7 @@ class Baseline(Placement):
 
     # --- the account of load -------------------------------------------------------------------
 
-    def began(self, ticket: int, node: NodeName) -> None:
+    def note_start(self, ticket: int, node: NodeName) -> None:
         """Count the turn that was decided last."""
         counted = self._decided
         self._counted[ticket] = counted
@@ -112,16 +112,16 @@ class Baseline(Placement):
         self._turns[node] += 1
         self._last[node] = ticket
 
-    def prefilled(self, ticket: int) -> None:
+    def note_first_token(self, ticket: int) -> None:
         """Subtract a turn's prompt at its first token."""
         counted = self._counted.get(ticket)
         if counted is not None:
             self._prefill[counted.node] -= counted.prefill_tokens
             counted.prefill_tokens = 0
 
-    def ended(self, ticket: int) -> None:
+    def note_end(self, ticket: int) -> None:
         """Subtract a turn that has ended."""
-        self.prefilled(ticket)
+        self.note_first_token(ticket)
         counted = self._counted.pop(ticket, None)
         if counted is not None:
             self._active[counted.node] -= counted.active_tokens
@@ -146,7 +146,7 @@ class NoMoves(Placement):
 
 
 class LeastLoad(Baseline):
-    """Placement on the node with the least load, whatever is cached where."""
+    """Placement on the node with the least load, regardless of caches."""
 
 
 class RoundRobin(Baseline):
@@ -160,8 +160,8 @@ class Sticky(Baseline):
     """Placement of first turns by load, and of all others on the agent's owner."""
 
     def choose(self, question: PlacementQuestion) -> NodeSnapshot:
-        own = next((node for node in question.nodes if node.name == question.owner), None)
-        return own or min(question.nodes, key=self.load)
+        owner = next((node for node in question.nodes if node.name == question.owner), None)
+        return owner or min(question.nodes, key=self.load)
 
 
 class PrefixOnly(Baseline):

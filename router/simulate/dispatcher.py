@@ -34,15 +34,15 @@ _OPERATION: Final = OperationId("op_simulated")
 class Observer(Protocol):
     """Observer of the turns that a baseline has placed, for its own account of load."""
 
-    def began(self, ticket: int, node: NodeName) -> None:
+    def note_start(self, ticket: int, node: NodeName) -> None:
         """Note that the turn decided last was sent to a node."""
         ...
 
-    def prefilled(self, ticket: int) -> None:
+    def note_first_token(self, ticket: int) -> None:
         """Note a turn's first token."""
         ...
 
-    def ended(self, ticket: int) -> None:
+    def note_end(self, ticket: int) -> None:
         """Note a turn's end."""
         ...
 
@@ -160,7 +160,7 @@ class Dispatcher:
             target.reservation.turns_count += 1
         booking = self._fleet.ledger.begin(target.node, target.prefill_s, cold=target.is_cold)
         if self._observer is not None:
-            self._observer.began(attempt.ticket, target.node)
+            self._observer.note_start(attempt.ticket, target.node)
         sent = Sent(attempt, target, booking)
         if self._follows_prompts:
             self._note_on_way(sent)
@@ -264,11 +264,11 @@ class Dispatcher:
     def _on_first(self, sent: Sent) -> None:
         if not sent.has_memory:
             self._note_memory(sent)
-        self._fleet.ledger.prefilled(sent.booking)
+        self._fleet.ledger.end_prefill(sent.booking)
         self._fleet.sketches.settle(DEFAULT_TENANT, sent.target.node, sent.attempt.turn.agent)
         sent.attempt.first_s = self._timeline.now_s + HOP_S
         if self._observer is not None:
-            self._observer.prefilled(sent.attempt.ticket)
+            self._observer.note_first_token(sent.attempt.ticket)
 
     def _on_end(self, sent: Sent) -> None:
         attempt = sent.attempt
@@ -311,7 +311,7 @@ class Dispatcher:
             self._fleet.activity.end_turn(key)
             sent.is_admitted = False
         if self._observer is not None:
-            self._observer.ended(sent.attempt.ticket)
+            self._observer.note_end(sent.attempt.ticket)
 
 
 def _request_of(turn: ClientTurn) -> TurnRequest:

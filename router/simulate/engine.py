@@ -25,7 +25,7 @@ CHUNK_TOKENS: Final = 512
 CHUNK_BUSY_TOKENS: Final = 128
 CHUNK_STEPS: Final = ((4_096, 4_096), (16_384, 2_048), (65_536, 1_024))  # below a position
 WARM_TOKENS: Final = 512  # prompts with no more left go first
-WARM_STREAK: Final = 8  # but not for longer than so many chunks
+WARM_STREAK: Final = 8  # but for at most this many chunks
 ANSWER_RESERVE_TOKENS: Final = 512
 HEAD_TOKENS: Final = 128  # shortest beginning that is worth a wait
 HEAD_WAIT_FACTOR: Final = 1.5  # times the time to compute it, plus
@@ -131,7 +131,7 @@ class ModelledEngine:
 
     @property
     def active_count(self) -> int:
-        """Jobs that run, in whatever state."""
+        """Running jobs in any state."""
         return len(self._loading) + len(self._ready) + len(self._batch)
 
     @property

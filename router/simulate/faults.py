@@ -48,26 +48,26 @@ class Fault:
 
 def parse_fault(text: str) -> Fault:
     """Read one fault; raise RejectedError with the forms that there are."""
-    found = _FAULT.fullmatch(text.strip())
+    match = _FAULT.fullmatch(text.strip())
     is_slow = text.startswith("slow")
-    if found is None or is_slow != (found[5] is not None) or (is_slow and float(found[5]) <= 0):
+    if match is None or is_slow != (match[5] is not None) or (is_slow and float(match[5]) <= 0):
         message = (
-            f"{text!r} is no fault; write lose:NODE@SECONDS, drain:NODE@SECONDS or "
+            f"{text!r} is not a fault; write lose:NODE@SECONDS, drain:NODE@SECONDS or "
             "slow:NODE@SECONDSxFACTOR, with +SECONDS after the time if it ends"
         )
         raise RejectedError(message, code="invalid_fault")
-    lasts_s = float(found[4]) if found[4] else None
-    factor = float(found[5] or 1.0)
-    return Fault(FaultKind(found[1]), NodeName(found[2]), float(found[3]), lasts_s, factor)
+    lasts_s = float(match[4]) if match[4] else None
+    factor = float(match[5] or 1.0)
+    return Fault(FaultKind(match[1]), NodeName(match[2]), float(match[3]), lasts_s, factor)
 
 
 def parse_factors(text: str) -> tuple[float, float]:
     """Read a range of factors such as 0.6-1.6; raise RejectedError for anything else."""
-    found = _RANGE.fullmatch(text.strip())
-    if found is None or not 0 < float(found[1]) <= float(found[2]):
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or not 0 < float(match[1]) <= float(match[2]):
         message = f"{text!r} is not a range of factors; write for example 0.6-1.6"
         raise RejectedError(message, code="invalid_factors")
-    return float(found[1]), float(found[2])
+    return float(match[1]), float(match[2])
 
 
 def require_nodes(faults: Iterable[Fault], names: Iterable[str]) -> None:

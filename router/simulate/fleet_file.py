@@ -88,7 +88,7 @@ def read_fleet(name: str) -> FleetModel:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        message = f"{path} is no YAML: {error}"
+        message = f"{path} is not YAML: {error}"
         raise RejectedError(message, code="invalid_fleet") from None
     return parse_fleet(tree)
 

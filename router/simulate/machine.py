@@ -76,15 +76,15 @@ class Machine:
 
     def start(self, job: NodeTurn) -> int:
         """Admit a turn; return the epoch at which the node has its agent."""
-        kept = self.cache.agents.get(job.agent)
-        job.epoch = max(job.epoch, kept.epoch if kept is not None else 0, 1)
-        if kept is None or kept.epoch != job.epoch or kept.state is not OwnerState.OWNED:
-            if kept is not None:
-                kept.epoch, kept.state = job.epoch, OwnerState.OWNED
+        record = self.cache.agents.get(job.agent)
+        job.epoch = max(job.epoch, record.epoch if record is not None else 0, 1)
+        if record is None or record.epoch != job.epoch or record.state is not OwnerState.OWNED:
+            if record is not None:
+                record.epoch, record.state = job.epoch, OwnerState.OWNED
             self._note_change(job.agent)  # claimed, and listed without a sketch if it is new
         self._running[job.agent] = job
-        found = self.cache.look_up(job.agent, job.prompt, self._timeline.now_s)
-        job.cached_tokens, job.disk_tokens = found.tokens, found.disk_tokens
+        match = self.cache.look_up(job.agent, job.prompt, self._timeline.now_s)
+        job.cached_tokens, job.disk_tokens = match.tokens, match.disk_tokens
         self.turns_count += 1
         self.on_arrival(job)
         self.engine.add(job)
@@ -108,23 +108,23 @@ class Machine:
         if job.is_gone:
             return
         self._running.pop(job.agent, None)
-        kept = self.cache.agents.get(job.agent)
-        revision = kept.revision + 1 if kept is not None else 1
+        record = self.cache.agents.get(job.agent)
+        revision = record.revision + 1 if record is not None else 1
         job.on_end()  # which extends the content by the answer
         extent = Extent.of(job.prompt.content)
         self.keep(KeptAgent(job.agent, extent, job.sketch, job.epoch, revision), is_hot=True)
 
-    def keep(self, kept: KeptAgent, *, is_hot: bool) -> None:
+    def keep(self, record: KeptAgent, *, is_hot: bool) -> None:
         """Store an agent, and list it."""
-        kept.used_s = self._timeline.now_s
-        self.cache.keep(kept, is_hot=is_hot)
-        self._note_change(kept.agent)
+        record.used_s = self._timeline.now_s
+        self.cache.keep(record, is_hot=is_hot)
+        self._note_change(record.agent)
 
     def release(self, agent: AgentId) -> None:
         """Keep an agent that another node owns now as a replica."""
-        kept = self.cache.agents.get(agent)
-        if kept is not None:
-            kept.state = OwnerState.REPLICA
+        record = self.cache.agents.get(agent)
+        if record is not None:
+            record.state = OwnerState.REPLICA
             self._note_change(agent)
 
     # --- life ----------------------------------------------------------------------------------
@@ -211,29 +211,29 @@ class Machine:
         return [*agents, *(name for name in self._running if name not in agents)]
 
     def _list_agent(self, name: AgentId) -> AgentSketch:
-        kept = self.cache.agents.get(name) or _claim_record(self._running[name])
+        record = self.cache.agents.get(name) or _claim_record(self._running[name])
         is_hot = self.cache.is_hot(name)
-        tokens = kept.extent.tokens
+        tokens = record.extent.tokens
         size_bytes = tokens * self.cache.bytes_per_token
         view = AgentView(
             tenant=DEFAULT_TENANT,
             agent=name,
             group=None,
             node=self.name,
-            state=kept.state,
-            epoch=kept.epoch,
-            revision=kept.revision,
+            state=record.state,
+            epoch=record.epoch,
+            revision=record.revision,
             tokens=tokens,
             blocks=-(-tokens // BLOCK_TOKENS),
             bytes=TierBytes(size_bytes if is_hot else 0, size_bytes),
             tiers=("hot", "disk") if is_hot else ("disk",),
             busy=name in self._running,
             created_s=0.0,
-            used_s=kept.used_s,
+            used_s=record.used_s,
             durable=True,
-            tail=f"{kept.extent.last:x}",
+            tail=f"{record.extent.last:x}",
         )
-        return AgentSketch(view, kept.sketch)
+        return AgentSketch(view, record.sketch)
 
     def _note_change(self, agent: AgentId) -> None:
         self._changes += 1

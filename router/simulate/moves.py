@@ -99,9 +99,9 @@ class SimulatedMoves:
     def move(self, key: AgentKey, ship: Ship, then: Callable[[], None]) -> None:
         """Copy an agent and make the target its owner; call `then` in any case."""
         source, target = self._machines[ship.source], self._machines[ship.target]
-        kept = source.cache.agents.get(key[1])
+        record = source.cache.agents.get(key[1])
         holding = self._fleet.directory.holding(key, ship.source)
-        if kept is None or holding is None:
+        if record is None or holding is None:
             self._timeline.after(0.0, then)
             return
         epoch = self._fleet.move_epoch(key, holding)
@@ -109,7 +109,7 @@ class SimulatedMoves:
         booked = ExitStack()
         booked.enter_context(self._fleet.ledger.shipping(ship))
         self._moving[key] = []
-        missing_tokens = target.cache.missing_tokens(kept.extent.pieces, kept.extent)
+        missing_tokens = target.cache.missing_tokens(record.extent.pieces, record.extent)
         size_bytes = missing_tokens * target.cache.bytes_per_token
 
         def arrived() -> None:
@@ -118,15 +118,15 @@ class SimulatedMoves:
         def committed() -> None:
             booked.close()
             if source.is_up and target.is_up:
-                self._commit(key, replace(kept, epoch=epoch), source, target)
+                self._commit(key, replace(record, epoch=epoch), source, target)
             for action in (*self._moving.pop(key), then):
                 self._timeline.after(0.0, action)
 
         self._network.send(ship.source, ship.target, size_bytes, arrived)
 
-    def _commit(self, key: AgentKey, kept: KeptAgent, source: Machine, target: Machine) -> None:
+    def _commit(self, key: AgentKey, record: KeptAgent, source: Machine, target: Machine) -> None:
         self.count += 1
-        target.keep(kept, is_hot=False)
+        target.keep(record, is_hot=False)
         source.release(key[1])
-        self._fleet.note_holding(key, target.name, kept.epoch, OwnerState.OWNED)
-        self._fleet.note_holding(key, source.name, kept.epoch, OwnerState.REPLICA)
+        self._fleet.note_holding(key, target.name, record.epoch, OwnerState.OWNED)
+        self._fleet.note_holding(key, source.name, record.epoch, OwnerState.REPLICA)

@@ -153,16 +153,16 @@ class NodeCache:
         """Begin to publish the blocks of a turn's prompt."""
         self._publications[agent] = Publication(prompt, now_s)
 
-    def keep(self, kept: KeptAgent, *, is_hot: bool) -> None:
+    def keep(self, record: KeptAgent, *, is_hot: bool) -> None:
         """Store an agent after its turn or its move, and publish all its blocks."""
-        self.drop(kept.agent)
-        known = self._tree.add(kept.extent.pieces)
-        kept.own_tokens = kept.extent.tokens - kept.extent.tokens_of(known)
-        self.disk_tokens += kept.own_tokens
-        self.agents[kept.agent] = kept
+        self.drop(record.agent)
+        shared_count = self._tree.add(record.extent.pieces)
+        record.own_tokens = record.extent.tokens - record.extent.tokens_of(shared_count)
+        self.disk_tokens += record.own_tokens
+        self.agents[record.agent] = record
         if is_hot:
-            self._hot[kept.agent] = kept.extent.tokens
-            self._hot_tokens += kept.extent.tokens
+            self._hot[record.agent] = record.extent.tokens
+            self._hot_tokens += record.extent.tokens
             self._make_room()
         while self.disk_tokens > self._disk_tokens_max and len(self.agents) > 1:
             oldest = next(iter(self.agents))
@@ -175,11 +175,11 @@ class NodeCache:
 
     def drop(self, agent: AgentId) -> None:
         """Remove an agent and withdraw its blocks, if it is here."""
-        kept = self.agents.pop(agent, None)
-        if kept is None:
+        record = self.agents.pop(agent, None)
+        if record is None:
             return
-        self._tree.remove(kept.extent.pieces)
-        self.disk_tokens -= kept.own_tokens
+        self._tree.remove(record.extent.pieces)
+        self.disk_tokens -= record.own_tokens
         self._hot_tokens -= self._hot.pop(agent, 0)
 
     def lose_memory(self) -> None:

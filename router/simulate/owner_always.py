@@ -1,10 +1,10 @@
 """Placement of this router before turns moved agents: an agent's owner serves all its turns.
 
-    owner lives ──▶ the owner, whatever its queue; such a turn is booked with no work
+    owner lives ──▶ the owner, however long its queue; such a turn is booked with no work
     else        ──▶ the least C(i) = booked_i + min(U/P_i, load_i + U_c/P_i) + answer_i
                     + (i has its share of agents) · (U/P_i + answer_i)
 
-Booked are the prompts of new agents alone: what nodes report of their queues is not read. Its nodes
+Only prompts of new agents are booked; the queues that nodes report are not used. Its nodes
 neither wait for a beginning that another turn computes, nor lend one to each other
 (`router.simulate.catalog`).
 """

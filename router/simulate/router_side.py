@@ -42,7 +42,7 @@ class MachineLink:
         if isinstance(message, ListAgents):
             return cast("T", self._machine.list_agents(message))
         # Answer like a node older than the call: the router then makes the plain one.
-        text = f"a modelled node knows no {type(message).__name__}"
+        text = f"a modelled node does not handle {type(message).__name__}"
         raise RejectedError(text, code="unknown_call")
 
 

@@ -38,10 +38,7 @@ class Timeline:
         self._is_stopped = True
 
     def run(self, events_max: int | None = None) -> bool:
-        """Run events until `stop`, or until none is left; return False if more are left.
-
-        With `events_max`, return after so many events, too.
-        """
+        """Run events until `stop`, `events_max` of them at most; return False if more are left."""
         heap, count = self._heap, self.events_count
         until = math.inf if events_max is None else count + events_max
         while heap and not self._is_stopped and count < until:

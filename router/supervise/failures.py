@@ -29,7 +29,7 @@ def words_of(log: str) -> list[str]:
 
 
 def last_words(log: str) -> str:
-    """Return the last line of a log that says anything, shortened."""
+    """Return the last non-empty line of a log, shortened."""
     words = [line.strip() for line in words_of(log) if line.strip()]
     return words[-1][:FAILURE_CHARS_MAX] if words else ""
 
@@ -38,12 +38,12 @@ def ray_failure(printed: str, raylet: str) -> str:
     """Return why `ray start` ended, from its own log and its raylet's errors."""
     if _LATE_AGENT.search(raylet):
         return "its agents took more than 15 s to start"
-    if found := _ENDED_AGENT.search(raylet):
-        return f"its {found[1]} ended"
-    if found := _FAILED_CHECK.search(raylet):
-        return f"its raylet ended: {found[1][:FAILURE_CHARS_MAX]}"
-    if found := _ENDED_SERVER.search(_STYLE.sub("", printed)):
-        return f"its {found[1]} {describe_status(int(found[2]))}"
+    if match := _ENDED_AGENT.search(raylet):
+        return f"its {match[1]} ended"
+    if match := _FAILED_CHECK.search(raylet):
+        return f"its raylet ended: {match[1][:FAILURE_CHARS_MAX]}"
+    if match := _ENDED_SERVER.search(_STYLE.sub("", printed)):
+        return f"its {match[1]} {describe_status(int(match[2]))}"
     return last_words(printed)
 
 

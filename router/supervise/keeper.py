@@ -37,7 +37,7 @@ from router.supervise.processes import (
     send,
     session_members,
     to_record,
-    wait_gone,
+    wait_for_exit,
 )
 
 
@@ -46,7 +46,7 @@ def open_log(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
-def bound(path: Path, bytes_max: int = LOG_BYTES_MAX) -> bool:
+def rotate_log(path: Path, bytes_max: int = LOG_BYTES_MAX) -> bool:
     """Rotate a log that is longer than `bytes_max`; return whether it was."""
     try:
         size = path.stat().st_size
@@ -138,16 +138,16 @@ class _Keeper:
             if self._forward_ready(POLL_S, self._orders.descriptor):
                 self._take_orders()
             self._reap()
-            self._bound_logs()
+            self._rotate_logs()
         self._end_all()
 
-    def _bound_logs(self) -> None:
+    def _rotate_logs(self) -> None:
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOGS_EVERY_S:
             self._looked_s = now_s
             for child in self._children.values():
                 if child.log is not None:
-                    bound(child.log, LOG_BYTES_MAX)
+                    rotate_log(child.log, LOG_BYTES_MAX)
 
     def _on_term(self, _signal_number: int, _frame: object) -> None:
         self._ended = True
@@ -177,7 +177,7 @@ class _Keeper:
 
     def _end(self, names: set[str], grace_s: float) -> None:
         chosen = [child for child in self._children.values() if child.name in names]
-        survivors = end([child.process for child in chosen], grace_s, self._listen_while)
+        survivors = end([child.process for child in chosen], grace_s, self._drain_pipes)
         # A process that looks like a zombie cannot be reaped until its last thread has ended.
         deadline_s = time.monotonic() + KILL_WAIT_S
         while not survivors and time.monotonic() < deadline_s:
@@ -187,7 +187,7 @@ class _Keeper:
             time.sleep(POLL_S)
         self._send_event(event="ended", name="", names=sorted(names), survivors=len(survivors))
 
-    def _listen_while(self, processes: list[ProcessId], timeout_s: float) -> None:
+    def _drain_pipes(self, processes: list[ProcessId], timeout_s: float) -> None:
         """Drain pipes while processes end; a process whose pipe is full could not end."""
         deadline_s = time.monotonic() + timeout_s
         while any(map(is_alive, processes)) and time.monotonic() < deadline_s:
@@ -231,13 +231,13 @@ class _Keeper:
 
     def _end_all(self) -> None:
         known = descendants([os.getpid()])
-        end([c.process for c in self._children.values()], LAST_GRACE_S, self._listen_while)
+        end([c.process for c in self._children.values()], LAST_GRACE_S, self._drain_pipes)
         self._reap()
         # Orphans adopted since, and on macOS those listed before they became orphans.
         for _ in range(3):
             survivors = [*known, *descendants([os.getpid()])]
             send(survivors, signal.SIGKILL)
-            if not wait_gone(survivors, KILL_WAIT_S):
+            if not wait_for_exit(survivors, KILL_WAIT_S):
                 break
             self._reap()
 
@@ -247,7 +247,7 @@ class Keeper:
 
     def __init__(self, log: Path) -> None:
         root = Path(__file__).resolve().parents[2]
-        bound(log)
+        rotate_log(log)
         with os.fdopen(open_log(log), "ab") as output:
             self._popen: subprocess.Popen[bytes] = subprocess.Popen(
                 [sys.executable, "-m", "router.supervise.keeper"],
@@ -331,7 +331,7 @@ class Keeper:
         # Only a keeper that was killed leaves processes behind.
         survivors = session_members(self._started)
         send(survivors, signal.SIGKILL)
-        wait_gone(survivors, KILL_WAIT_S)
+        wait_for_exit(survivors, KILL_WAIT_S)
 
     def _order(self, **order: object) -> None:
         with contextlib.suppress(BrokenPipeError):  # reported by next_event

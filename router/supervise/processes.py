@@ -141,7 +141,7 @@ def send(processes: Iterable[ProcessId], signal_number: int) -> None:
                 os.kill(process.pid, signal_number)
 
 
-def wait_gone(processes: Iterable[ProcessId], timeout_s: float) -> list[ProcessId]:
+def wait_for_exit(processes: Iterable[ProcessId], timeout_s: float) -> list[ProcessId]:
     """Wait for all to end; return those that did not."""
     deadline_s = time.monotonic() + timeout_s
     running = [process for process in processes if is_alive(process)]
@@ -154,7 +154,7 @@ def wait_gone(processes: Iterable[ProcessId], timeout_s: float) -> list[ProcessI
 def end(
     leaders: Iterable[ProcessId],
     grace_s: float,
-    wait: Callable[[list[ProcessId], float], object] = wait_gone,
+    wait: Callable[[list[ProcessId], float], object] = wait_for_exit,
 ) -> list[ProcessId]:
     """Ask `leaders` to end, `wait`, then kill them and all they started; return what survived."""
     targets = list(leaders)
@@ -164,7 +164,7 @@ def end(
     # What a leader leaves behind gets no grace period: its leader had the time to end it.
     survivors = [*owned, *session_members(targets)]
     send(survivors, signal.SIGKILL)
-    return wait_gone(survivors, KILL_WAIT_S)
+    return wait_for_exit(survivors, KILL_WAIT_S)
 
 
 def to_record(process: ProcessId) -> dict[str, Any]:

@@ -10,14 +10,14 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^\S+ \S+\s+(?:ERROR|PANIC|WARNING|WARN|INFO)\s+\S+:\d+ -- ")
 
 
-def ray_complaint(whole: dict[str, Any]) -> str | None:
+def ray_complaint(cluster: dict[str, Any]) -> str | None:
     """Return why Ray rejects the file's content, or None if it accepts it."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            validate_config(prepare_config(copy.deepcopy(whole)))
+            validate_config(prepare_config(copy.deepcopy(cluster)))
     except Exception as error:  # noqa: BLE001 - Ray answers with a dozen kinds
         return _reason(error, printed.getvalue())
     return None

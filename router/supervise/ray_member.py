@@ -21,7 +21,7 @@ from typing import Final
 
 from fabric.keys import SHIPPED_KEYS
 from router.private_files import close_to_others, write_private
-from router.supervise.processes import ProcessId, identify, send, wait_gone
+from router.supervise.processes import ProcessId, identify, send, wait_for_exit
 from router.supervise.ray_processes import (
     HEALTH_CHECKS,
     SESSION_VARIABLE,
@@ -208,7 +208,7 @@ class RayMember:
         router = self._router()
         if router is not None:
             send([router], signal.SIGTERM)
-            wait_gone([router], ROUTER_STOP_S)
+            wait_for_exit([router], ROUTER_STOP_S)
         self.router_pid.unlink(missing_ok=True)
 
     def _router(self) -> ProcessId | None:

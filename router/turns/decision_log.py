@@ -157,11 +157,11 @@ def trace_rows(entries: Iterable[DecidedTurn]) -> Iterator[dict[str, Any]]:
 
 def _continues(last: DecidedTurn, entry: DecidedTurn) -> bool:
     """Return whether a prompt has all of the agent's turn before, and its answer."""
-    known = last.prompt.sketch
+    sketch = last.prompt.sketch
     held_tokens = last.admitted.prompt_tokens + last.completion_tokens
     # The last piece ends where the prompt did; the next one's may be longer.
-    has_all = entry.prompt.sketch[: len(known) - 1] == known[:-1]
-    return bool(known) and has_all and held_tokens < entry.admitted.prompt_tokens
+    has_all = entry.prompt.sketch[: len(sketch) - 1] == sketch[:-1]
+    return bool(sketch) and has_all and held_tokens < entry.admitted.prompt_tokens
 
 
 def _block_names(entry: DecidedTurn, bytes_per_token: float) -> Sequence[object]:

@@ -47,13 +47,13 @@ class OwnerWait:
         if not discovery.may_learn_agents() or self._is_known(turn):
             return
         began_s = self._fleet.clock.monotonic_s()
-        awaited = discovery.awaited()
+        awaited = discovery.awaited_nodes()
         waiting.nodes = awaited
         watch, left_s = self._watch(turn), self._left_s(turn, since_s)
         try:
             while not (is_reported := await discovery.wait_for_owner(watch, left_s)):
                 left_s = self._left_s(turn, since_s)
-                if left_s <= 0 or not discovery.awaited():
+                if left_s <= 0 or not discovery.awaited_nodes():
                     break
         finally:
             waiting.nodes = ()
@@ -71,21 +71,25 @@ class OwnerWait:
         """Return a cheap `_is_known` that compares content only after a new report."""
         lists_count, is_known = self._fleet.membership.lists_count, False
 
-        def look() -> bool:
+        def check_owner() -> bool:
             nonlocal lists_count, is_known
             latest = self._fleet.membership.lists_count
             if turn.key is not None or latest != lists_count:
                 lists_count, is_known = latest, self._is_known(turn)
             return is_known
 
-        return look
+        return check_owner
 
     def _is_known(self, turn: TurnRequest) -> bool:
         """Return whether waiting is pointless: the owner is known, or cannot exist."""
         key, directory = turn.key, self._fleet.directory
         if key is not None:
-            known = directory.owner(key) or directory.starting(key) or directory.released_owner(key)
-            return known is not None
+            owner = (
+                directory.owner(key)
+                or directory.start_reservation(key)
+                or directory.released_owner(key)
+            )
+            return owner is not None
         if not turn.is_kept or not _may_continue(turn.prompt):
             return True
         return is_continued(snapshots.facts_of(turn), snapshots.of_turn(self._fleet, turn))

@@ -135,11 +135,11 @@ class Targets:
         the agent.
         """
         node, directory = decision.node, self._fleet.directory
-        started, owner = directory.starting(key), directory.owner(key)
+        started, owner = directory.start_reservation(key), directory.owner(key)
         if started is not None and started.node == node:
             return Target(node, started.epoch, waits=True, decision=decision, reservation=started)
         is_latest = not self._fleet.may_have_later_owner(key)
-        highest = max(directory.issued(key), directory.highest(key))
+        highest = max(directory.issued_epoch(key), directory.highest(key))
         if owner and highest <= owner.epoch and is_latest:
             return Target(node, owner.epoch, waits=True, decision=decision)
         epoch = self._fleet.begin_epoch(key)

@@ -135,7 +135,7 @@ class Turns:
         self._fleet.activity.begin_turn(key)
         decided = self._log(turn, placed, started_s)
 
-        def prefilled(tokens: int) -> None:
+        def note_prefill(tokens: int) -> None:
             self._rebook(placed, tokens)
             if tokens >= placed.first.prompt_tokens:
                 self._fleet.sketches.settle(turn.tenant, placed.first.node, key[1])
@@ -180,13 +180,13 @@ class Turns:
             started_s=started_s,
             clock=self._fleet.clock,
             telemetry=self._telemetry,
-            on_prefilled=prefilled,
+            on_prefilled=note_prefill,
             on_decoding=lambda: self._expected.prepare(turn, key[1]),
             on_end=end,
             follow=follow,
             alias=self._fleet.alias(key),
             is_current=lambda: self._is_current(turn, placed),
-            on_unsaved=lambda: self._fleet.membership.look_at(placed.first.node),
+            on_unsaved=lambda: self._fleet.membership.request_state(placed.first.node),
             breaker=breaker,
         )
 
@@ -282,7 +282,7 @@ class Turns:
         first = placed.first
         if not turn.is_kept:
             return True
-        return first.epoch >= self._directory.issued((turn.tenant, first.agent))
+        return first.epoch >= self._directory.issued_epoch((turn.tenant, first.agent))
 
     async def _cancel_and_name(self, turn: TurnRequest, placed: AdmittedTurn) -> TurnRequest:
         """Cancel a turn that found its agent by content at an old epoch, and name the agent.
@@ -436,8 +436,8 @@ class Turns:
 
     def _note_admission(self, turn: TurnRequest, first: Admitted) -> None:
         tenant, agent = key = turn.tenant, first.agent
-        known = self._directory.owner(key)
-        group = known.group if known else None
+        owner = self._directory.owner(key)
+        group = owner.group if owner else None
         if turn.identity.kind is IdentityKind.GROUP:
             group = turn.identity.agent
         self._fleet.note_holding(key, first.node, first.epoch, OwnerState.OWNED, group)

@@ -23,7 +23,7 @@ TURNS_MAX = 12  # then a client starts a new conversation, so that prompts stay 
 REQUEST_S = 120.0
 
 
-def stretch() -> float:
+def load_factor() -> float:
     """Return the factor by which the machine's load now slows everything down."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
@@ -56,7 +56,7 @@ class Client:
         """Take turns until `ended` is set."""
         while not ended.is_set():
             self.step()
-            ended.wait(self.random.random() * stretch())
+            ended.wait(self.random.random() * load_factor())
 
     def step(self) -> None:
         """Take one random action."""
@@ -85,7 +85,7 @@ class Client:
 
     def _ask_until_answered(self, messages, expected, hangs_up=False, streams=False) -> bool:
         began_s = time.monotonic()
-        while time.monotonic() - began_s < ANSWER_S * stretch():
+        while time.monotonic() - began_s < ANSWER_S * load_factor():
             try:
                 is_whole = self._attempt(messages, expected, hangs_up, streams)
             except (OSError, ValueError) as error:
@@ -97,7 +97,7 @@ class Client:
                 self.turns += is_whole
                 return is_whole
             time.sleep(0.2 + self.random.random())
-        self.judges.fail("answers", f"{self.name}: none for {ANSWER_S * stretch():.0f} s")
+        self.judges.fail("answers", f"{self.name}: none for {ANSWER_S * load_factor():.0f} s")
         return False
 
     def _attempt(self, messages, expected, hangs_up, streams) -> bool:
@@ -108,7 +108,7 @@ class Client:
             json.dumps(body).encode(),
             {"content-type": "application/json", "x-agent-id": self.name},
         )
-        with urllib.request.urlopen(request, timeout=REQUEST_S * stretch()) as response:
+        with urllib.request.urlopen(request, timeout=REQUEST_S * load_factor()) as response:
             headers = response.headers
             if not streams:
                 answer = json.loads(response.read())
@@ -163,7 +163,7 @@ class Client:
     def _erase(self) -> None:
         """Erase the agent; repeat the request until it is acknowledged."""
         began_s = time.monotonic()
-        while time.monotonic() - began_s < ANSWER_S * stretch():
+        while time.monotonic() - began_s < ANSWER_S * load_factor():
             try:
                 status, _ = self.fabric.send("DELETE", f"/v1/agents/{self.name}")
             except (OSError, ValueError):
@@ -179,4 +179,4 @@ class Client:
                 return
             self.failures["erasures"] += 1  # it may have been carried out and the answer lost
             time.sleep(0.5)
-        self.judges.fail("answers", f"{self.name}: not erased for {ANSWER_S * stretch():.0f} s")
+        self.judges.fail("answers", f"{self.name}: not erased for {ANSWER_S * load_factor():.0f} s")

@@ -1,4 +1,4 @@
-"""A drive for each node that can be filled: the kernel itself then refuses writes.
+"""A drive for each node that can be filled: the kernel then refuses writes.
 
 A drive is a file system in memory whose size can be changed while in use. This needs root on
 Linux; without it, no drive is filled.
@@ -23,7 +23,7 @@ class Drives:
         self._places = places
 
     @contextlib.contextmanager
-    def full(self, node: str, left_bytes: int) -> Iterator[None]:
+    def filled(self, node: str, left_bytes: int) -> Iterator[None]:
         """Leave a node's drive `left_bytes` of free space, then restore its size."""
         place = self._places[node]
         try:

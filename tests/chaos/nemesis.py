@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fabric.limits import KIB, MIB
-from router.supervise.processes import descendants, wait_gone
+from router.supervise.processes import descendants, wait_for_exit
 from tests.chaos.drives import Drives
 from tests.chaos.judges import Judges
 from tests.cluster.ray_fabric import ROOT, RayFabric, kill
@@ -67,8 +67,8 @@ class Nemesis:
             self._kill_router,
             self._freeze_router,
             self._damage,
-            self._unwritable,
-            self._full,
+            self._make_read_only,
+            self._fill_drive,
             self._kill_everything,
             self._fail_device,
         )
@@ -132,7 +132,7 @@ class Nemesis:
         """Kill a process, and wait for the actor's end: until then it may acknowledge a turn."""
         actor = self._fabric.actor(node)
         kill(process)
-        wait_gone([actor], GONE_S)
+        wait_for_exit([actor], GONE_S)
 
     def _kill_router(self) -> None:
         self._record_fault("router")
@@ -150,9 +150,9 @@ class Nemesis:
         blocks = sorted((self._fabric.data / "nodes" / node).glob("*/blocks/*"))
         for path in self._random.sample(blocks, min(DAMAGES, len(blocks))):
             with contextlib.suppress(OSError):
-                self._hurt(path)
+                self._damage_file(path)
 
-    def _hurt(self, path) -> None:
+    def _damage_file(self, path) -> None:
         raw = bytearray(path.read_bytes())
         kind = self._random.choice(["flip", "cut", "lose"])
         if kind == "lose":
@@ -163,7 +163,7 @@ class Nemesis:
         path.chmod(0o600)
         path.write_bytes(raw if kind == "flip" else raw[:at])
 
-    def _unwritable(self) -> None:
+    def _make_read_only(self) -> None:
         """Make a node's folders read-only for a while, even for root."""
         node = self._random.choice(self._fabric.names)
         self._record_fault(f"disk {node}")
@@ -175,13 +175,13 @@ class Nemesis:
         with _immutable(folders):
             time.sleep(self._random.choice(FROZEN_S))
 
-    def _full(self) -> None:
+    def _fill_drive(self) -> None:
         """Fill a node's drive almost completely for a while; sometimes kill its actor meanwhile."""
         if self._drives is None:
             return
         node = self._random.choice(self._fabric.names)
         self._record_fault(f"disk {node}")
-        with self._drives.full(node, self._random.choice(LEFT_BYTES)):
+        with self._drives.filled(node, self._random.choice(LEFT_BYTES)):
             if self._random.random() < KILLED_SHARE:
                 self._record_fault(node)
                 kill(self._fabric.actor(node))
@@ -206,7 +206,7 @@ class Nemesis:
         fabric.popen.kill()
         fabric.popen.wait()
         fabric.popen.stdout.close()
-        survivors = wait_gone(owned, 60.0)
+        survivors = wait_for_exit(owned, 60.0)
         if survivors:
             self._judges.fail("processes", f"{len(survivors)} outlive their supervisor")
         fabric.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fabric.record.manifest import encode_manifest
 from router.supervise.processes import ProcessId
-from tests.chaos.clients import ANSWER_S, Client, stretch
+from tests.chaos.clients import ANSWER_S, Client, load_factor
 from tests.chaos.drives import bounded_drives
 from tests.chaos.judges import Judges, Violation, records
 from tests.chaos.nemesis import Nemesis, device_environment
@@ -81,20 +81,20 @@ class _Run:
 
     def live(self, minutes, only):
         judges = self._judges
-        self._fabric.await_ready(timeout_s=ANSWER_S * stretch())
+        self._fabric.await_ready(timeout_s=ANSWER_S * load_factor())
         for client in self._clients:
             client.step()
-        before = self._holdings()
+        before = self._most_resources()
         threads = [
             threading.Thread(target=client.run, args=(self._ended,), daemon=True)
             for client in self._clients
         ]
-        threads.append(threading.Thread(target=self._look, daemon=True))
+        threads.append(threading.Thread(target=self._poll_owners, daemon=True))
         for thread in threads:
             thread.start()
         pause = random.Random(f"{self._seed}:pause")
         while judges.now_s() < 60 * minutes:
-            time.sleep(PAUSE_S * (0.5 + pause.random()) * stretch() ** 0.5)
+            time.sleep(PAUSE_S * (0.5 + pause.random()) * load_factor() ** 0.5)
             kind = self._nemesis.strike(only)
             self._report_line(
                 f"{judges.now_s():6.0f} s  {kind}: {judges.answers_count} answers,"
@@ -102,7 +102,7 @@ class _Run:
             )
         self._ended.set()
         for thread in threads:
-            thread.join(2 * ANSWER_S * stretch())
+            thread.join(2 * ANSWER_S * load_factor())
         self._settle(before)
         return Report(
             seed=self._seed,
@@ -114,7 +114,7 @@ class _Run:
             violations=judges.found,
         )
 
-    def _look(self):
+    def _poll_owners(self):
         nodes = self._fabric.data / "nodes"
         while not self._ended.wait(LOOK_S):
             self._judges.check_owners(nodes)
@@ -124,7 +124,7 @@ class _Run:
         self._report_line("healed; what is left is judged")
         fabric, judges = self._fabric, self._judges
         try:
-            fabric.await_ready(timeout_s=2 * ANSWER_S * stretch())
+            fabric.await_ready(timeout_s=2 * ANSWER_S * load_factor())
         except AssertionError as error:
             judges.fail("healed", str(error)[:200])
             return
@@ -132,10 +132,10 @@ class _Run:
             for _ in range(QUIET_TURNS):
                 if client.secret:
                     client.ask()
-        judges.check_growth(before, self._holdings())
-        time.sleep(ERASED_S * stretch() ** 0.5)
+        judges.check_growth(before, self._most_resources())
+        time.sleep(ERASED_S * load_factor() ** 0.5)
         if self._plant not in (None, UNSEEN):
-            self._misbehave()
+            self._plant_violation()
         judges.check_owners(fabric.data / "nodes")
         erased_names = set().union(*(client.erased_names for client in self._clients))
         with contextlib.suppress(OSError, ValueError):
@@ -158,18 +158,18 @@ class _Run:
         if done.returncode:
             self._judges.fail("fsck", (done.stdout + done.stderr)[-400:])
 
-    def _holdings(self):
+    def _most_resources(self):
         """Return the largest counts of resources held by router and nodes, by kind."""
         found = {}
         with contextlib.suppress(OSError, ValueError, AssertionError, KeyError):
-            found["router"] = _held(self._fabric.router())
-            nodes = [_held(self._fabric.actor(name)) for name in self._fabric.names]
+            found["router"] = _count_resources(self._fabric.router())
+            nodes = [_count_resources(self._fabric.actor(name)) for name in self._fabric.names]
             found["node"] = {what: max(held[what] for held in nodes) for what in nodes[0]}
         return found
 
     # --- planted violations ------------------------------------------------------------------
 
-    def _misbehave(self):
+    def _plant_violation(self):
         """Plant a violation that a judge must detect."""
         nodes = self._fabric.data / "nodes"
         if self._plant == "wrong-answer":
@@ -182,7 +182,7 @@ class _Run:
             for node, record in records(nodes)
             if record.owner == node and not record.tenant.startswith("_")
         )
-        (source,) = [p for p in nodes.glob(f"{node}/*/manifests/*.mf") if _is(p, record)]
+        (source,) = [p for p in nodes.glob(f"{node}/*/manifests/*.mf") if _holds_record(p, record)]
         if self._plant == "two-owners":
             other = next(name for name in self._fabric.names if name != node)
             folder = next((nodes / other).glob("*/manifests"))
@@ -201,11 +201,11 @@ def _traceback(data):
     return ""
 
 
-def _is(path, record):
+def _holds_record(path, record):
     return path.read_bytes() == encode_manifest(record)
 
 
-def _held(process: ProcessId) -> dict[str, int]:
+def _count_resources(process: ProcessId) -> dict[str, int]:
     root = Path(f"/proc/{process.pid}")
     status = dict(
         line.split(":", 1) for line in (root / "status").read_text().splitlines() if ":" in line

@@ -18,7 +18,7 @@ def test_full_drive_rejects_writes_and_keeps_its_files(tmp_path):
             pytest.skip("mounting a drive takes root on Linux")
         disks = {name: PosixDisk(nodes / name, "none") for name in NAMES}
         disks["node-a"].publish("blocks/before", [BLOCK])
-        with drives.full("node-a", 0):
+        with drives.filled("node-a", 0):
             with pytest.raises(DiskError) as error:
                 disks["node-a"].publish("blocks/during", [BLOCK])
             assert error.value.cause == errno.ENOSPC

@@ -223,7 +223,7 @@ def test_report_is_written_as_json_markdown_and_png(run, fake, tmp_path):
     assert "not measured yet" in (folder / "papers.md").read_text()
 
 
-def test_command_of_a_report_shows_what_changes_figures(run, fake):
+def test_report_command_shows_options_that_change_figures(run, fake):
     argv = ("fake", "--json", "--quick", "--report=/tmp/elsewhere", "--figure", "2.0")
     assert options_shown(argv[1:]) == ["--quick", "--figure", "2.0"]
 
@@ -264,7 +264,7 @@ def test_cells_of_a_cut_run_are_kept_and_those_of_another_are_not(tmp_path):
     assert not path.exists()
 
 
-def test_terminated_run_reports_what_it_has_measured(tmp_path):
+def test_terminated_run_is_marked_as_interrupted(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     cells = MeasuredCells(tmp_path / "cells.jsonl", {})
     with cells.until_interrupted():

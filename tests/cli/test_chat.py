@@ -148,12 +148,12 @@ def test_broken_answer_fails_if_it_was_the_only_one(run, fabric):
     assert "ended the stream in the middle of an answer" in err
 
 
-def refused(status, retry_after_s=0.5):
+def refusal(status, retry_after_s=0.5):
     return RefusedError("the node starts", status, {}, retry_after_s)
 
 
 def test_message_is_sent_again_while_nodes_start(run, fabric, monkeypatch):
-    refusals, real, slept = [refused(503), refused(429, 999.0)], chat._stream, []
+    refusals, real, slept = [refusal(503), refusal(429, 999.0)], chat._stream, []
 
     def answer(*arguments, **options):
         if refusals:
@@ -170,7 +170,7 @@ def test_message_is_sent_again_while_nodes_start(run, fabric, monkeypatch):
     assert slept[:2] == [0.5, chat.CHAT_RETRY_S_MAX]
 
 
-@pytest.mark.parametrize("error", [refused(400), refused(503, None)], ids=["final", "no time"])
+@pytest.mark.parametrize("error", [refusal(400), refusal(503, None)], ids=["final", "no time"])
 def test_other_refusals_are_final(run, fabric, monkeypatch, error):
     calls = []
 

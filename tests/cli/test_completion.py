@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from benchmarks.__main__ import found
+from benchmarks.__main__ import list_benchmarks
 from router.cli.commands import build_parser
 from router.cli.completion import _COMPLETERS, SHELLS, _names
 from router.scenario.source import shipped_names
@@ -111,14 +111,14 @@ def answers(environment, line):
 
 
 @pytest.mark.parametrize("words", ANSWERED)
-def test_answer_lists_what_may_follow(environment, words):
+def test_completion_lists_possible_next_words(environment, words):
     assert answers(environment, f"macfabric {words}") == ANSWERED[words]
 
 
 def test_shipped_names_and_files_are_completed(environment):
     (Path(environment["HOME"]) / "own.yaml").touch()
 
-    assert set(answers(environment, "macfabric bench ")) == set(found())
+    assert set(answers(environment, "macfabric bench ")) == set(list_benchmarks())
     assert set(answers(environment, "macfabric scenario check ")) == {*shipped_names(), "own.yaml"}
     assert answers(environment, "macfabric config check ") == ["own.yaml"]
     assert answers(environment, "macfabric up --model ") == ["prose", "recall"]

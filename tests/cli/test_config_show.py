@@ -175,7 +175,7 @@ def test_options_of_up_are_origins(config, monkeypatch, tmp_path):
     assert places["router.host"] == ""
 
 
-def test_running_fabric_shows_what_it_was_started_with(run, tmp_path):
+def test_running_fabric_shows_its_start_settings(run, tmp_path):
     folder = DataFolder(tmp_path / "data")
     folder.create()
     row = {"name": "model", "value": "prose", "origin": {"kind": "option", "place": "up --model"}}

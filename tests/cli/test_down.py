@@ -34,7 +34,7 @@ print(len(got), flush=True)
 
 
 class StoppingUp:
-    """A stand-in process for `up`, and the number of signals that it got."""
+    """A stand-in process for `up` that counts its signals."""
 
     def __init__(self, folder):
         self.folder = folder

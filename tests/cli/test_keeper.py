@@ -11,7 +11,7 @@ import pytest
 
 from router.limits import LOG_BYTES_MAX
 from router.supervise.keeper import KEEPER, Keeper
-from router.supervise.processes import descendants, identify, is_alive, wait_gone
+from router.supervise.processes import descendants, identify, is_alive, wait_for_exit
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -159,7 +159,7 @@ def test_orphans_are_adopted_and_ended(keeper, tmp_path):
     assert len(orphans) == 1
 
     keeper.close()
-    assert wait_gone(orphans, 5.0) == []
+    assert wait_for_exit(orphans, 5.0) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])  # the latter by a terminal
@@ -174,7 +174,7 @@ def test_no_process_outlives_its_owner(tmp_path, how):
 
         owner.send_signal(how)
 
-        assert wait_gone(owned, 10.0) == []
+        assert wait_for_exit(owned, 10.0) == []
     finally:
         owner.kill()
         owner.wait()
@@ -192,4 +192,4 @@ def test_processes_of_killed_keeper_are_ended(tmp_path):
     kept.close()
 
     assert len(owned) == 2
-    assert wait_gone(owned, 5.0) == []
+    assert wait_for_exit(owned, 5.0) == []

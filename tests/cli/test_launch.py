@@ -95,12 +95,12 @@ def test_launch_prints_command_and_environment_as_json(fabric, run):
 
 def test_ca_file_is_passed_to_programs(tmp_path):
     for name, client in PROGRAMS.items():
-        configured = client.configure(_served(str(tmp_path / "ca.pem")))
+        configured = client.configure(launch_target(str(tmp_path / "ca.pem")))
         assert str(tmp_path / "ca.pem") in configured.environment.values(), name
-        assert None not in client.configure(_served(None)).environment.values()
+        assert None not in client.configure(launch_target(None)).environment.values()
 
 
-def _served(authority):
+def launch_target(authority):
     return LaunchTarget("https://fabric:8472", "recall", "key", authority)
 
 
@@ -138,18 +138,18 @@ LIMITED = {"id": "recall", "max_model_len": 32_768, "max_output_tokens": 5_000}
 
 
 @pytest.fixture
-def limited(fabric, monkeypatch):
+def fabric_with_limits(fabric, monkeypatch):
     """Return a fabric that lists its model's limits."""
     monkeypatch.setitem(ANSWERS, ("GET", "/v1/models"), {"object": "list", "data": [LIMITED]})
     return fabric
 
 
-def test_each_program_gets_context_and_completion_limits(folder, limited):
-    _, claude = launched(folder, limited, "claude")
-    codex, _ = launched(folder, limited, "codex")
-    _, opencode = launched(folder, limited, "opencode")
-    aider, _ = launched(folder, limited, "aider")
-    _, qwen = launched(folder, limited, "qwen")
+def test_each_program_gets_context_and_completion_limits(folder, fabric_with_limits):
+    _, claude = launched(folder, fabric_with_limits, "claude")
+    codex, _ = launched(folder, fabric_with_limits, "codex")
+    _, opencode = launched(folder, fabric_with_limits, "opencode")
+    aider, _ = launched(folder, fabric_with_limits, "aider")
+    _, qwen = launched(folder, fabric_with_limits, "qwen")
 
     assert claude["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "32768"
     assert claude["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "32768"
@@ -168,15 +168,19 @@ def test_each_program_gets_context_and_completion_limits(folder, limited):
     assert qwen["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "5000"
 
 
-def test_completion_limit_is_capped_to_a_quarter_of_context(folder, limited, monkeypatch):
+def test_completion_limit_is_capped_to_a_quarter_of_context(
+    folder, fabric_with_limits, monkeypatch
+):
     monkeypatch.setitem(LIMITED, "max_output_tokens", 32_768)
-    _, claude = launched(folder, limited, "claude")
+    _, claude = launched(folder, fabric_with_limits, "claude")
 
     assert claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(32_768 // 4)
 
 
-def test_administrators_qwen_defaults_are_kept(folder, limited):
-    _, qwen = launched(folder, limited, "qwen", QWEN_CODE_SYSTEM_DEFAULTS_PATH="/of/admins")
+def test_administrators_qwen_defaults_are_kept(folder, fabric_with_limits):
+    _, qwen = launched(
+        folder, fabric_with_limits, "qwen", QWEN_CODE_SYSTEM_DEFAULTS_PATH="/of/admins"
+    )
 
     assert qwen["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] == "/of/admins"
     assert qwen["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "5000"
@@ -190,10 +194,12 @@ def test_programs_get_no_limits_from_a_fabric_without_them(fabric, run, name):
         assert word not in out
 
 
-def test_unwritable_metadata_file_does_not_prevent_launch(limited, run, monkeypatch, tmp_path):
+def test_unwritable_metadata_file_does_not_prevent_launch(
+    fabric_with_limits, run, monkeypatch, tmp_path
+):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MACFABRIC_DATA", str(tmp_path / "file"))
-    status, out, err = run("launch", "aider", "--json", "--url", limited.url)
+    status, out, err = run("launch", "aider", "--json", "--url", fabric_with_limits.url)
 
     assert status == 0
     assert "has to assume a context length" in err
@@ -213,4 +219,4 @@ def test_fabric_address_bypasses_proxies(folder, fabric, name):
 
 
 def test_remote_fabric_bypasses_proxies():
-    assert _served(None).direct["NO_PROXY"].split(",")[-1] == "fabric"
+    assert launch_target(None).direct["NO_PROXY"].split(",")[-1] == "fabric"

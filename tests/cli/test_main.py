@@ -74,7 +74,7 @@ def test_help_describes_command_and_every_argument(parser):
     assert named == []
 
 
-# Each command's changes: none that last, some that its help says how to undo, or final ones.
+# Each command's changes: none lasting, some that its help explains how to undo, or final ones.
 UNCHANGING = {
     *("status", "nodes", "agents", "agent", "top", "usage", "events", "logs", "completion"),
     *("demo", "bench", "simulate", "launch", "chat", "doctor", "config check", "config show"),

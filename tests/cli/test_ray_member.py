@@ -10,7 +10,7 @@ import pytest
 
 from router.limits import LOG_BYTES_MAX
 from router.supervise import ray_member
-from router.supervise.processes import identify, wait_gone
+from router.supervise.processes import identify, wait_for_exit
 from router.supervise.ray_member import RayMember
 from router.supervise.ray_processes import trim_ray_start
 
@@ -266,7 +266,7 @@ def test_ended_router_is_restarted(mac, monkeypatch):
     mac.start_head()
     router = identify(mac.router_pid())
     mac.stop_router()
-    wait_gone([router], 10)
+    wait_for_exit([router], 10)
     mac.ray_calls()
 
     mac.start_head()

@@ -19,7 +19,7 @@ LISTEN = "agents: {a: {}, b: {}, c: {}}"
         ("agents: [a], visible_to: [a]", []),
     ],
 )
-def test_show_lists_agents_that_hear_others(run, tmp_path, phase, hear):
+def test_show_lists_the_listeners_of_each_phase(run, tmp_path, phase, hear):
     file = tmp_path / "listen.yaml"
     file.write_text(f"scenario: listen\n{LISTEN}\nphases:\n  - {{id: one, {phase}}}\n")
     status, printed, _ = run("scenario", "show", str(file), "--json")
@@ -53,7 +53,7 @@ def test_each_error_starts_with_its_position(run, tmp_path):
 
 
 def test_variables_and_repeats_are_part_of_the_request(run, fabric):
-    """The fabric refuses it here, which ends the command."""
+    """A scenario that the fabric refuses ends the command."""
     options = ("--set", "topic=lanterns", "--set", "tone=a=b", "--repeat", "3")
     status, _, err = run("scenario", "run", "debate", *options, "--url", fabric.url)
     [(method, path, body)] = fabric.requests

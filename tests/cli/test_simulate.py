@@ -110,7 +110,7 @@ def test_list_names_workloads_fleets_and_policies(run):
         ({"workloads": ["W99"]}, "no workload is called"),
         ({"fleet": "nowhere"}, "no fleet is called"),
         ({"policies": ["magic"]}, "no policy is called"),
-        ({"faults": ["fire"]}, "is no fault"),
+        ({"faults": ["fire"]}, "is not a fault"),
         ({"faults": ["lose:other@3"]}, "the fleet has no node"),
         ({"trace": "no/such/file"}, "no/such/file: No such file"),
         ({"trace": "x", "workloads": ["W1"]}, "a trace has its own turns"),

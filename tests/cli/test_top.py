@@ -141,7 +141,7 @@ def test_history_is_the_last_turn_until_an_event_brings_another():
     assert figures_of(state)["agents"][0]["last_turn"]["prompt_tokens"] == 3000
 
 
-def test_everything_kept_is_bounded():
+def test_displayed_state_is_bounded():
     state = state_after()
     for number in range(3 * TOP_AGENTS_MAX // 2):
         created = {"id": f"agent-{number}", "node": "node-a", "at_s": 1789000200.0 + number}
@@ -233,7 +233,7 @@ def test_pipe_gets_one_snapshot(run, live):
     assert run("top", "--once", "--url", live.url)[1].splitlines()[1:] == out.splitlines()[1:]
 
 
-def test_once_prints_one_object(run, live):
+def test_once_option_prints_one_object(run, live):
     status, out, _ = run("top", "--once", "--json", "--url", live.url)
     (line,) = out.splitlines()
     printed = json.loads(line)

@@ -143,7 +143,7 @@ def test_invalid_cluster_key_is_refused(tmp_path, key):
     status, err = up(tmp_path)
 
     assert status == 1
-    assert f"{tmp_path / 'cluster.key'} is no cluster key" in err
+    assert f"{tmp_path / 'cluster.key'} is not a cluster key" in err
 
 
 def test_lock_that_is_a_folder_is_refused(tmp_path):

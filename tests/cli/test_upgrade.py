@@ -98,7 +98,7 @@ class Cluster:
                 self._late.remove(late)
             polls[0] -= is_poll
 
-    def mend(self, name):
+    def repair(self, name):
         """Start a failed node with the installed code."""
         del self.broken[name], self.rows[name]["failure"]
         build = {"code": NEW}
@@ -120,7 +120,7 @@ def cluster(monkeypatch):
     fake.close()
 
 
-def whole(name):
+def restart_steps(name):
     return [("drain", name), ("restart", name), ("undrain", name)]
 
 
@@ -131,7 +131,7 @@ def record(tmp_path):
 def test_nodes_are_upgraded_one_after_the_other_and_then_the_router(run, cluster):
     status, out, err = run("upgrade", "--url", cluster.url)
 
-    nodes = [step for name in NAMES for step in whole(name)]
+    nodes = [step for name in NAMES for step in restart_steps(name)]
     assert (status, cluster.steps) == (0, [*nodes, ("restart", "router")]), err
     assert "node-b: 2 agents moved" in err
     assert out.count("upgraded") == 4
@@ -143,7 +143,7 @@ def test_current_processes_are_left_alone_unless_forced(run, cluster):
         cluster.rows[name]["build"] = {"code": NEW}
     status, out, _ = run("upgrade", "--url", cluster.url, "--json")
 
-    assert (status, cluster.steps) == (0, whole("node-b"))
+    assert (status, cluster.steps) == (0, restart_steps("node-b"))
     results = {row["name"]: row["result"] for row in json.loads(out)["results"]}
     current = dict.fromkeys(("node-a", "node-c", "router"), "current")
     assert results == {"node-b": "upgraded", **current}
@@ -153,7 +153,7 @@ def test_current_processes_are_left_alone_unless_forced(run, cluster):
 
 def test_only_the_named_nodes_are_upgraded(run, cluster):
     status, _, err = run("upgrade", "--url", cluster.url, "--nodes", "node-c", "--json")
-    assert (status, cluster.steps) == (0, whole("node-c"))
+    assert (status, cluster.steps) == (0, restart_steps("node-c"))
     assert {"name": "node-c", "event": "drained", "moved": 2, "stayed": 0} in [
         json.loads(line) for line in err.splitlines()
     ]
@@ -170,14 +170,14 @@ def test_upgrade_stops_at_a_node_that_does_not_start_and_goes_on_there(run, clus
     assert "node-b does not start: ValueError: no such setting" in err
     assert "left as they are; still serving: node-a, node-c" in err
     assert "again to continue there" in err
-    assert cluster.steps == [*whole("node-a"), ("drain", "node-b"), ("restart", "node-b")]
+    assert cluster.steps == [*restart_steps("node-a"), ("drain", "node-b"), ("restart", "node-b")]
     assert json.loads(record(tmp_path).read_text()) == {"node": "node-b"}
-    cluster.mend("node-b")
+    cluster.repair("node-b")
     cluster.steps.clear()
     status, _, err = run("upgrade", "--url", cluster.url)
 
     assert status == 0, err
-    assert cluster.steps == [("undrain", "node-b"), *whole("node-c"), ("restart", "router")]
+    assert cluster.steps == [("undrain", "node-b"), *restart_steps("node-c"), ("restart", "router")]
     assert not record(tmp_path).exists()
 
 
@@ -229,7 +229,7 @@ def test_agents_that_cannot_move_are_named_and_stay(run, cluster):
     cluster.stuck = ("mira",)
     status, _, err = run("upgrade", "--url", cluster.url, "--nodes", "node-a")
 
-    assert (status, cluster.steps) == (0, whole("node-a"))
+    assert (status, cluster.steps) == (0, restart_steps("node-a"))
     assert "1 not moved (no room): those on its disk stay there" in err
     assert "what is in memory only is computed again" in err
 
@@ -239,7 +239,7 @@ def test_node_that_comes_back_with_other_code_stops_the_upgrade(run, cluster):
     status, _, err = run("upgrade", "--url", cluster.url)
 
     assert (status, cluster.steps[-1]) == (1, ("restart", "node-a"))
-    assert "node-a came back with other code than is installed here" in err
+    assert "node-a restarted with other code than installed here" in err
 
 
 def test_state_of_the_process_before_is_not_shown_while_it_restarts(run, cluster):
@@ -255,7 +255,7 @@ def test_state_of_the_process_before_is_not_shown_while_it_restarts(run, cluster
 
 
 @pytest.fixture
-def broken(tmp_path, monkeypatch):
+def uncompilable_package(tmp_path, monkeypatch):
     """Code whose package cannot be compiled in a module that is imported late."""
 
     def build(package, module):
@@ -273,8 +273,10 @@ def broken(tmp_path, monkeypatch):
     ("package", "module"),
     [("node", "node/mlx/engine.py"), ("router", "router/turns/turns.py")],
 )
-def test_code_that_cannot_be_compiled_restarts_nothing(run, cluster, broken, package, module):
-    broken(package, module)
+def test_code_that_cannot_be_compiled_restarts_nothing(
+    run, cluster, uncompilable_package, package, module
+):
+    uncompilable_package(package, module)
     for row in cluster.rows.values():
         row["build"] = {"code": "old" if package == "node" else NEW}
     status, _, err = run("upgrade", "--url", cluster.url)

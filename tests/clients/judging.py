@@ -15,7 +15,7 @@ WARM_MIN = 0.8  # of the second turn's prompt
 FREE_S = 60.0
 
 
-def failures(on: Obeying, report: Report, since: int) -> list[str]:
+def failures(rig: Obeying, report: Report, since: int) -> list[str]:
     """List the failures seen by the program and in the fabric's turns meanwhile."""
     found = [f"{name}: {error}" for name, error in report.errors.items()]
     for name, result in report.results.items():
@@ -23,7 +23,7 @@ def failures(on: Obeying, report: Report, since: int) -> list[str]:
             found.append(f"{name}: {json.dumps(result)[:500]}")
     if not report.results:
         found.append(report.printed[-3_000:])
-    turns = on.model.turns[since:]
+    turns = rig.model.turns[since:]
     found += ["a result came without its call" for turn in turns if _lacks_call(turn.request)]
     second = [turn for turn in turns if AGAIN in _last_text(turn.request)]
     if "warm" in report.results and not second:
@@ -35,9 +35,9 @@ def failures(on: Obeying, report: Report, since: int) -> list[str]:
     ]
     if "cancel" in report.results and not any(turn.sequence.cancelled.is_set() for turn in turns):
         found.append("cancel: no turn was cancelled")
-    if not becomes_free(on):
+    if not becomes_free(rig):
         found.append("a turn still runs")
-    return found + on.model.disobeyed
+    return found + rig.model.disobeyed
 
 
 def is_right(name: str, result: Any) -> bool:
@@ -86,11 +86,11 @@ def _last_text(request: Any) -> str:
     return "".join(request.messages[-1].texts).strip() if request.messages else ""
 
 
-def becomes_free(on: Obeying) -> bool:
+def becomes_free(rig: Obeying) -> bool:
     """Wait until no agent is busy."""
     end_s = time.monotonic() + FREE_S
     while time.monotonic() < end_s:
-        if not any(agent["busy"] for agent in on.fabric.http.get("/v1/agents").json()["data"]):
+        if not any(agent["busy"] for agent in rig.fabric.http.get("/v1/agents").json()["data"]):
             return True
         time.sleep(0.05)
     return False

@@ -113,7 +113,7 @@ class Seen:
 class Session:
     """The turns of one program's session on a fabric, by phase."""
 
-    on: Obeying
+    rig: Obeying
     seen: Seen
     figures: list[Figure] = field(default_factory=list)
     _tools: tuple[str, ...] | None = None  # of the conversation's requests
@@ -123,9 +123,9 @@ class Session:
     def phase(self, name: str) -> Iterator[list[ScriptedTurn]]:
         """Record the requests of a block of code; the list is filled at its end."""
         seen: list[ScriptedTurn] = []
-        since = len(self.on.model.turns)
+        since = len(self.rig.model.turns)
         yield seen
-        seen += self.on.model.turns[since:]
+        seen += self.rig.model.turns[since:]
         if self._tools is None and seen:
             self._tools = max((_tools_of(turn) for turn in seen), key=len)
         for turn in seen:
@@ -182,6 +182,6 @@ def session_fabric(folder: Path) -> Iterator[tuple[Obeying, Seen]]:
             answers=session_answer,
             context_tokens=CONTEXT_TOKENS,
             router={"truncation": "auto"},
-        ) as on,
+        ) as rig,
     ):
-        yield on, seen
+        yield rig, seen

@@ -54,20 +54,20 @@ PROGRAMS = [
 
 
 @pytest.fixture(scope="module")
-def on(tmp_path_factory):
+def rig(tmp_path_factory):
     with obeying(tmp_path_factory.mktemp("fabric")) as served:
         yield served
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_program_uses_all_features(on, program, tmp_path):
+def test_program_uses_all_features(rig, program, tmp_path):
     command, environment = _command(program)
-    since = len(on.model.turns)
-    report = run_program(command, on.fabric.url, on.fabric.model_name, tmp_path, **environment)
+    since = len(rig.model.turns)
+    report = run_program(command, rig.fabric.url, rig.fabric.model_name, tmp_path, **environment)
 
     tried = {*report.results, *report.errors}
     assert tried >= USUAL - program.lacks, report.printed[-3_000:]
-    found = failures(on, report, since)
+    found = failures(rig, report, since)
     assert not found, "\n".join(found)
 
 

@@ -23,17 +23,17 @@ CORE = {
 
 
 @pytest.fixture(scope="module", params=sample(FAMILIES, "a thought that the prompt opens"))
-def on(request, tmp_path_factory):
+def rig(request, tmp_path_factory):
     with obeying(tmp_path_factory.mktemp("fabric"), request.param) as served:
         yield served
 
 
 @pytest.mark.parametrize("program", CORE)
-def test_sdk_program_uses_all_features(on, program, tmp_path):
-    since = len(on.model.turns)
+def test_sdk_program_uses_all_features(rig, program, tmp_path):
+    since = len(rig.model.turns)
     command = [sys.executable, str(HERE / "python" / program), *CORE[program]]
-    report = run_program(command, on.fabric.url, on.fabric.model_name, tmp_path)
+    report = run_program(command, rig.fabric.url, rig.fabric.model_name, tmp_path)
 
     assert {*report.results, *report.errors} == set(CORE[program]), report.printed[-3_000:]
-    found = failures(on, report, since)
+    found = failures(rig, report, since)
     assert not found, "\n".join(found)

@@ -34,15 +34,15 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def session(served):
-    on, seen = served
+    rig, seen = served
     seen.bodies.clear()
     seen.dropped.clear()
-    return Session(on, seen)
+    return Session(rig, seen)
 
 
 @pytest.mark.parametrize("program", [*CODING_AGENTS, OPEN_WEBUI], ids=str)
 def test_session_continues_and_stays_warm(session, program, tmp_path):
-    on, fabric = session.on, session.on.fabric
+    rig, fabric = session.rig, session.rig.fabric
     picture = tmp_path / "work" / "shot.png"
     picture.parent.mkdir()
     picture.write_bytes(screenshot())
@@ -60,10 +60,10 @@ def test_session_continues_and_stays_warm(session, program, tmp_path):
         ask("search", SEARCH)
         assert program.hosted is None or session.offered(program.hosted)
 
-        before = len(on.model.turns)
+        before = len(rig.model.turns)
         with session.phase("interrupted") as stopped:
-            home.interrupt(ENDLESS, lambda: on.model.is_answering(before))
-            assert becomes_free(on)
+            home.interrupt(ENDLESS, lambda: rig.model.is_answering(before))
+            assert becomes_free(rig)
         assert any(turn.sequence.cancelled.is_set() for turn in stopped)
         ask("resumed", "Say hello again.")
 
@@ -93,7 +93,7 @@ def judge(session, program):
     for phase, why in program.rewrites.items():
         print(f"{program}: {phase} is not judged by its prompt: {why}")
     assert not wrong, "\n".join(wrong)
-    assert not session.on.model.disobeyed
+    assert not session.rig.model.disobeyed
 
 
 def lost_max(figure):

@@ -57,29 +57,31 @@ def hints(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def on(tmp_path_factory):
+def rig(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fabric")
     with obeying(folder, answers=delegating, context_tokens=CONTEXT_TOKENS) as served:
         yield served
 
 
-def right_guesses(on: Obeying) -> float:
-    text = on.fabric.http.get("/metrics").text
+def right_guesses(rig: Obeying) -> float:
+    text = rig.fabric.http.get("/metrics").text
     found = re.search(r'macfabric_guessed_turns_total\{outcome="right"\} (\S+)', text)
     return float(found[1]) if found else 0.0
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_parent_is_loaded_while_its_sub_agents_answer(on, hints, program, tmp_path):
+def test_parent_is_loaded_while_its_sub_agents_answer(rig, hints, program, tmp_path):
     """The parent is guessed after it returned from two sub-agents; right guesses are counted."""
-    before, first = right_guesses(on), len(on.model.turns)
-    with program.home(on.fabric.url, tmp_path) as home:
+    before, first = right_guesses(rig), len(rig.model.turns)
+    with program.home(rig.fabric.url, tmp_path) as home:
         assert GREETING in home.ask(DELEGATE)
-    turns = on.model.turns[first:]
+    turns = rig.model.turns[first:]
     agents = {turn.request.identity for turn in turns}
-    print(f"{program}: {len(turns)} turns, identities {agents}, {right_guesses(on) - before} right")
+    print(
+        f"{program}: {len(turns)} turns, identities {agents}, {right_guesses(rig) - before} right"
+    )
 
-    assert right_guesses(on) - before >= TIMES - 2
+    assert right_guesses(rig) - before >= TIMES - 2
     assert len({session for session, _ in hints}) == 1, "parent and sub-agents must share a session"
     if program.group in NAMED:
         assert len({name for _, name in hints} - {None}) == TIMES

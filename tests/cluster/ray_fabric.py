@@ -20,7 +20,7 @@ from fabric.keys import OPERATOR_HEADER
 from fabric.limits import MANIFEST_BYTES_MAX
 from fabric.record.manifest import Manifest, OwnerState, decode_manifest
 from router.cli.data_folder import KEPT_TEMPORARIES
-from router.supervise.processes import ProcessId, descendants, identify, is_alive, wait_gone
+from router.supervise.processes import ProcessId, descendants, identify, is_alive, wait_for_exit
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 60.0  # how long a turn is retried before the test fails
@@ -30,7 +30,7 @@ PAUSE_S = 0.1
 
 @dataclass
 class Agent:
-    """An agent as its client knows it: its fact, its history and its last owner."""
+    """A client's record of an agent: its fact, its history and its last owner."""
 
     name: str
     secret: str
@@ -95,7 +95,7 @@ class RayFabric:
         return {OPERATOR_HEADER: (self.data / "operator.key").read_text()}
 
     def send(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0):
-        """Send one request; return its JSON, whatever its status."""
+        """Send one request; return its JSON for any status."""
         raw = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json", **self._headers()}
         request = urllib.request.Request(self.url + path, raw, headers, method=method)
@@ -148,7 +148,7 @@ class RayFabric:
         return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def add_agent(self, name: str, secret: str) -> Agent:
-        """Create an agent that knows a secret."""
+        """Create an agent with a secret in its history."""
         agent = Agent(name, secret)
         filler = " ".join(f"The note {i} of {name} is about number {i * 7}." for i in range(30))
         self.post_chat(agent, f"The vault code of {name} is {secret}. {filler}", 2)
@@ -314,7 +314,7 @@ class RayFabric:
             self.popen.kill()
             self.popen.wait()
             self.popen.stdout.close()
-        assert wait_gone(owned, 30.0) == []
+        assert wait_for_exit(owned, 30.0) == []
         assert self.popen.returncode == 0, self.log.read_text()
         assert "SIGTERM received" not in router_log.read_text(), "it did not exit by itself"
         assert "Traceback" not in router_log.read_text()

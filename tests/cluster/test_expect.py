@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 import yaml
 
-from router.supervise.processes import descendants, wait_gone
+from router.supervise.processes import descendants, wait_for_exit
 from tests.cluster.conftest import start_ray
 from tests.support.samples import sample
 from tests.support.tiny_models import LLAMA, write_model
@@ -73,7 +73,7 @@ def cli(ray_of_one, tmp_path):
         popen.terminate()
         popen.wait(TIMEOUT_S)
         popen.stdout.close()
-        assert wait_gone(owned, 30.0) == []
+        assert wait_for_exit(owned, 30.0) == []
 
     yield serve, run, end
     if served:

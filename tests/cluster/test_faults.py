@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fabric.record.manifest import OwnerState
-from router.supervise.processes import descendants, wait_gone
+from router.supervise.processes import descendants, wait_for_exit
 from tests.cluster.ray_fabric import Agent, RayFabric, command, kill
 from tests.support.samples import sample
 
@@ -248,7 +248,7 @@ def test_node_of_a_killed_raylet_is_replaced(fabric, agents_on):
     agent, *_ = agents_on("node-b")
     before, process = fabric.incarnation("node-b"), fabric.actor("node-b")
     kill(fabric.raylet("node-b"))
-    assert wait_gone([process], GONE_S) == []
+    assert wait_for_exit([process], GONE_S) == []
     seconds = fabric.await_recall(agent)
     back_s = fabric.await_return("node-b", before)
     print(
@@ -266,7 +266,7 @@ def test_nodes_keep_serving_without_ray_head(fabric, agents_on):
     with fabric.watched([elsewhere, agents_on("node-c")[0]]) as watch:
         kill(fabric.head())
         began_s = time.monotonic()
-        assert wait_gone([process], GONE_S) == [], "the head's own node goes with it"
+        assert wait_for_exit([process], GONE_S) == [], "the head's own node is lost with it"
         fabric.await_recall(on_head)
         here_s = time.monotonic() - began_s
         back_s = fabric.await_return("node-a", before, 180)

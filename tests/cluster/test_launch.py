@@ -58,7 +58,7 @@ class Launching:
         """End the process; return its exit event."""
         return next(e for e in self.keeper.end([self.name], 25.0) if e["event"] == "exited")
 
-    def notes(self, node: str) -> list[list[str]]:
+    def read_notes(self, node: str) -> list[list[str]]:
         """Return the entries written by a node's fake service: event, incarnation, pid."""
         text = (self.data / "nodes" / node / "notes").read_text()
         return [line.split() for line in text.splitlines()]
@@ -107,8 +107,13 @@ def test_nodes_become_ready_restart_and_stop(cluster):
 
     assert launching.end()["status"] == 0
     for name in ready:
-        assert [note[0] for note in launching.notes(name)][-2:] == ["stop", "stopped"]
-    assert [note[0] for note in launching.notes("node-b")] == ["start", "start", "stop", "stopped"]
+        assert [note[0] for note in launching.read_notes(name)][-2:] == ["stop", "stopped"]
+    assert [note[0] for note in launching.read_notes("node-b")] == [
+        "start",
+        "start",
+        "stop",
+        "stopped",
+    ]
 
 
 @pytest.mark.nightly
@@ -131,7 +136,7 @@ def test_failed_start_is_retried_by_the_same_actor(cluster, tmp_path):
     assert {event["event"] for event in ready} == {"ready"}, ready
     assert launching.end()["status"] == 0
     for name in waits_s:
-        last = launching.notes(name)[-3:]
+        last = launching.read_notes(name)[-3:]
         assert [what for what, *_ in last] == ["start", "stop", "stopped"]
         assert len({pid for *_, pid in last}) == 1
 
@@ -146,7 +151,7 @@ def test_dead_actor_is_recreated_with_growing_delays(cluster):
         assert "its actor is dead" in event["message"]
         if event["node"] == "node-a":
             waits_s.append(event["retry_s"])
-    deaths = [note for note in launching.notes("node-a") if note[0] == "death"]
+    deaths = [note for note in launching.read_notes("node-a") if note[0] == "death"]
 
     assert waits_s == [5.0, 10.0]
     assert len(deaths) == 4
@@ -167,7 +172,7 @@ def test_nodes_with_changed_settings_are_restarted(cluster):
     for name, event in after.items():
         assert event["pid"] != before[name]["pid"]
         assert event["incarnation"] == before[name]["incarnation"] + 1
-        assert [note[0] for note in second.notes(name)][-3:] == ["stop", "stopped", "start"]
+        assert [note[0] for note in second.read_notes(name)][-3:] == ["stop", "stopped", "start"]
     assert second.end()["status"] == 0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from router.supervise import ray_processes
 from router.supervise.keeper import Keeper
-from router.supervise.processes import descendants, identify, wait_gone
+from router.supervise.processes import descendants, identify, wait_for_exit
 from router.supervise.ray_processes import (
     SOCKET_PATH_BYTES_MAX,
     LocalRay,
@@ -71,7 +71,7 @@ def test_three_nodes_start_and_stop_without_leftovers(tmp_path):
     if LINUX:
         assert len({line.split()[0] for line in driver_lines}) == 3
     assert len(owned) >= 10
-    assert wait_gone(owned, 5.0) == []
+    assert wait_for_exit(owned, 5.0) == []
     files = {path.name for path in tmp_path.iterdir()}
     assert files == {"keeper.log", "logs"} | KEYS
     assert [path for path in (tmp_path / "logs").rglob("*") if path.stat().st_mode & 0o077] == []
@@ -96,7 +96,7 @@ def test_killed_owner_leaves_no_processes(tmp_path):
 
         owner.kill()
 
-        assert wait_gone(owned, 20.0) == []
+        assert wait_for_exit(owned, 20.0) == []
     finally:
         owner.kill()
         owner.wait()
@@ -113,7 +113,7 @@ def test_killed_keeper_leaves_no_processes(tmp_path):
     ray.remove_files()
 
     assert len(owned) >= 5
-    assert wait_gone(owned, 5.0) == []
+    assert wait_for_exit(owned, 5.0) == []
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ PATIENCE = (
     "RAY_gcs_rpc_server_reconnect_timeout_s",
     "RAY_gcs_server_request_timeout_seconds",
 )
-REFUSED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 DRIVER = """
 import sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")

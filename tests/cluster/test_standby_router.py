@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from fabric.keys import OPERATOR_HEADER
-from router.supervise.processes import descendants, is_alive, wait_gone
+from router.supervise.processes import descendants, is_alive, wait_for_exit
 from tests.cluster.conftest import NAMES, start_ray
 from tests.cluster.ray_fabric import command
 from tests.support.tiny_models import LLAMA, write_model
@@ -78,7 +78,7 @@ class Command:
         self._popen.wait(HANG_S)
         self._popen.stdout.close()
         self._log.close()
-        assert wait_gone(owned, HANG_S) == []
+        assert wait_for_exit(owned, HANG_S) == []
 
 
 class Fabric:
@@ -102,7 +102,7 @@ class Fabric:
         self._logs = folder
         self._opened = opened
         self.first = self._run("serve", self.folder)
-        until(lambda: shown(self.first)["role"] == "active")
+        until(lambda: router_row(self.first)["role"] == "active")
         until(lambda: is_ready(self.first))
         self.second = self.start_second()
 
@@ -115,10 +115,10 @@ class Fabric:
 
     def start_second(self):
         started = self._run("router", self._logs / "second", "--standby")
-        until(lambda: shown(started)["role"] == "standby")
+        until(lambda: router_row(started)["role"] == "standby")
         return started
 
-    def kill_the_heads_mac(self):
+    def kill_head_mac(self):
         """Kill all processes of the first Mac, as a power cut does."""
         self.first.kill()
         option = f"--temp-dir={self.ray.nodes[0].temp_dir} "
@@ -129,7 +129,7 @@ class Fabric:
         for process in lost:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        assert wait_gone([*lost], HANG_S) == []
+        assert wait_for_exit([*lost], HANG_S) == []
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def until(condition):
         time.sleep(POLL_S)
 
 
-def shown(running):
+def router_row(running):
     return httpx2.get(f"{running.url}/v1/router", timeout=HANG_S).json()
 
 
@@ -181,7 +181,7 @@ def owner_of(headers):
 
 
 def roles(*routers):
-    return [shown(each)["role"] for each in routers]
+    return [router_row(each)["role"] for each in routers]
 
 
 def test_each_router_takes_over_from_the_other(fabric):
@@ -191,7 +191,7 @@ def test_each_router_takes_over_from_the_other(fabric):
         if agents[name] != node:
             moved = httpx2.post(f"{first.url}/v1/agents/{name}/migrate", json={"to": node})
             assert moved.status_code == 200, moved.text
-    terms = [shown(first)["term"]]
+    terms = [router_row(first)["term"]]
 
     def check_kept(running, name, node):
         headers, seconds = ask(running, name, STORY)
@@ -202,7 +202,7 @@ def test_each_router_takes_over_from_the_other(fabric):
     os.kill(first.router().pid, signal.SIGKILL)
     seconds = check_kept(second, "anna", "node-a")
     print(f"\nthe active router killed: a new turn after {seconds:.1f} s")
-    terms.append(shown(second)["term"])
+    terms.append(router_row(second)["term"])
     until(lambda: roles(first, second) == ["standby", "active"])  # the supervisor restarts it
     check_kept(first, "bert", "node-b")
 
@@ -211,14 +211,14 @@ def test_each_router_takes_over_from_the_other(fabric):
     print(f"the second one killed: a new turn after {seconds:.1f} s")
     second = fabric.start_second()
     assert roles(first, second) == ["active", "standby"]
-    terms.append(shown(first)["term"])
+    terms.append(router_row(first)["term"])
 
     router = first.router()
-    fabric.kill_the_heads_mac()
+    fabric.kill_head_mac()
     assert not is_alive(router)
     seconds = check_kept(second, "cleo", "node-c")
     print(f"the Mac with Ray's head lost: a new turn after {seconds:.1f} s")
-    terms.append(shown(second)["term"])
+    terms.append(router_row(second)["term"])
     headers, seconds = ask(second, "anna", STORY)
     print(f"its own agent answered on {owner_of(headers)} after {seconds:.1f} s")
     assert owner_of(headers) in NAMES[1:]
@@ -226,7 +226,7 @@ def test_each_router_takes_over_from_the_other(fabric):
     assert terms == sorted(set(terms)), "a takeover did not begin a later term"
 
 
-def lives(fabric):
+def incarnations(fabric):
     key = (fabric.folder / "operator.key").read_text().strip()
     url = f"{fabric.first.url}/v1/nodes"
     rows = httpx2.get(url, headers={OPERATOR_HEADER: key}, timeout=HANG_S).json()["data"]
@@ -235,7 +235,7 @@ def lives(fabric):
 
 def test_upgrade_restarts_actors_and_hands_over_to_the_standby(fabric):
     ask(fabric.first, "mira", STORY)
-    before = lives(fabric)
+    before = incarnations(fabric)
     argv = [sys.executable, "-m", "router.cli.main", "upgrade", "--force", "--json"]
     done = subprocess.run(
         [*argv, "--data", str(fabric.folder)],
@@ -247,11 +247,11 @@ def test_upgrade_restarts_actors_and_hands_over_to_the_standby(fabric):
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["results"]
-    until(lambda: shown(fabric.first)["role"] == "standby")
+    until(lambda: router_row(fabric.first)["role"] == "standby")
     headers, _ = ask(fabric.first, "mira", f"{STORY} and then")
-    after = lives(fabric)
+    after = incarnations(fabric)
 
     assert [row["result"] for row in results] == ["upgraded"] * len(NAMES) + ["upgraded"]
-    assert shown(fabric.second)["role"] == "active"
+    assert router_row(fabric.second)["role"] == "active"
     assert all(after[name] != before[name] for name in NAMES)
     assert int(headers["x-macfabric-cached-tokens"]) > 0

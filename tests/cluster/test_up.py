@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from router.cli.data_folder import DataFolder
-from router.supervise.processes import ProcessId, descendants, identify, wait_gone
+from router.supervise.processes import ProcessId, descendants, identify, wait_for_exit
 from tests.cluster.conftest import ROOT
 from tests.support.tiny_models import LLAMA, write_model
 
@@ -79,7 +79,7 @@ class Up:
         self.popen.kill()
         self.popen.wait()
         self.popen.stdout.close()
-        assert wait_gone(self.owned, 30.0) == []
+        assert wait_for_exit(self.owned, 30.0) == []
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_fabric_serves_keeps_caches_and_stops_without_leftovers(up, tmp_path):
     assert shown[0] == "asked"
     assert set(shown) <= {"asked", "stopping", "draining", "saving", "stopping_ray"}
     assert first.popen.wait(60) == 0
-    assert wait_gone(first.owned, 5.0) == []
+    assert wait_for_exit(first.owned, 5.0) == []
     assert not first.folder.endpoint.exists()
     assert not first.folder.run.exists()
     assert list((tmp_path / "home").iterdir()) == []
@@ -145,7 +145,7 @@ def test_fabric_serves_keeps_caches_and_stops_without_leftovers(up, tmp_path):
     # A crash: the supervisor is killed.
     again.popen.send_signal(signal.SIGKILL)
 
-    assert wait_gone(again.owned, 30.0) == []
+    assert wait_for_exit(again.owned, 30.0) == []
     assert json.loads(again.run("down", "--json").stdout)["was"] in ("crashed", "not running")
 
 

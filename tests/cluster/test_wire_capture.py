@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from fabric.keys import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
-from router.supervise.processes import descendants, wait_gone
+from router.supervise.processes import descendants, wait_for_exit
 from tests.cluster.conftest import ROOT
 from tests.support.packet_capture import Capture, why_not
 from tests.support.wire_secrets import keys_of, parts_of
@@ -117,7 +117,7 @@ class Fabric:
             self.popen.kill()
             self.popen.wait()
             self.popen.stdout.close()
-        assert wait_gone(owned, 30.0) == []
+        assert wait_for_exit(owned, 30.0) == []
 
 
 def plant(text):

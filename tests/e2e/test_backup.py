@@ -92,7 +92,7 @@ def test_agents_survive_erasure_through_a_backup(agents, run, tmp_path):
     assert again.cached_tokens >= first.prompt_tokens - 1
 
 
-def test_second_backup_saves_only_what_changed(agents, run, tmp_path):
+def test_second_backup_saves_only_changes(agents, run, tmp_path):
     folder = tmp_path / "backup"
     assert run("backup", folder, "--agents", "team-*")[0] == 0
     answer = agents.chat(conversation("team-1"), "team-1", max_tokens=4)
@@ -161,7 +161,7 @@ def test_restore_replaces_agents_only_after_confirmation(agents, run, tmp_path, 
         assert (answer[0], "replace those of 2 agents" in answer[2]) == (status, True)
         now = agents.http.get("/v1/agents/team-1").json()["epoch"]
         assert (now == before) == (status == 1)
-    assert run("restore", folder)[0] == 0, "a restore that replaces no agent must not ask"
+    assert run("restore", folder)[0] == 0, "a restore that replaces no agent needs no confirmation"
 
 
 def test_file_that_changed_in_the_backup_is_not_restored(agents, run, tmp_path):

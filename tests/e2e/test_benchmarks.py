@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import found, main
+from benchmarks.__main__ import list_benchmarks, main
 
 ROOT = Path(__file__).resolve().parents[2]
 # On emulated Macs and links: tests/e2e/test_bench_transfer.py and test_bench_shipped_head.py.
@@ -44,11 +44,11 @@ COUNTED = (
 def test_every_benchmark_is_documented():
     text = (ROOT / "docs" / "benchmarks.md").read_text()
 
-    assert set(found()) >= EMULATED | CLUSTER
-    assert all(f"| `{name}` |" in text for name in found())
+    assert set(list_benchmarks()) >= EMULATED | CLUSTER
+    assert all(f"| `{name}` |" in text for name in list_benchmarks())
 
 
-def marked(name):
+def mark_cluster(name):
     return pytest.param(name, marks=pytest.mark.cluster) if name in CLUSTER else name
 
 
@@ -64,7 +64,7 @@ def check_record(name, text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(found()) - EMULATED - OWN_PROCESS))
+@pytest.mark.parametrize("name", sorted(set(list_benchmarks()) - EMULATED - OWN_PROCESS))
 def test_quick_run_meets_counted_limits(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -73,7 +73,7 @@ def test_quick_run_meets_counted_limits(name, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [marked(name) for name in sorted(OWN_PROCESS)])
+@pytest.mark.parametrize("name", [mark_cluster(name) for name in sorted(OWN_PROCESS)])
 def test_quick_run_in_own_process_meets_counted_limits(name, tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks", name, "--quick", "--json"],

@@ -59,7 +59,7 @@ def post(fabric, path, body=None):
 
 
 def lend(fabric, way):
-    """Make an agent borrow rows with a fact; fork and move the borrower; return a file of it."""
+    """Make an agent borrow rows with a fact; fork, move and export the borrower."""
     lender, borrower = f"lender-{way}", f"borrower-{way}"
     text, headers = ask(fabric, lender, history(f"the metal is {METAL} .", way))
     assert text.startswith(METAL)

@@ -30,7 +30,7 @@ def violations(page):
     return [(each["id"], each["nodes"][0]["html"]) for each in found]
 
 
-def test_second_message_reuses_the_first_and_charts_show_what_that_saved(fabric, tmp_path):
+def test_second_message_reuses_the_first_and_charts_show_the_savings(fabric, tmp_path):
     with browser(tmp_path / "profile") as page:
         page.resize(1280, 800)
         page.open(fabric.url + "/")

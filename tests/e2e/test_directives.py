@@ -61,7 +61,7 @@ def clear(fabric, agent, mode, tenant="one", **more):
     return answer.json()
 
 
-def cached(answer):
+def cached_share(answer):
     usage = answer.json()["usage"]
     return usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]
 
@@ -76,7 +76,7 @@ def test_tool_result_is_cleared_in_running_agent(fabric, mode):
     assert [each["is_applied"] for each in receipt["directives"]] == [False]
     second = chat(fabric, agent, [*HISTORY, ASK_SHIP])
     assert SHIP in text_of(second)
-    assert (cached(second) > 0.9) == (mode == "amortize")
+    assert (cached_share(second) > 0.9) == (mode == "amortize")
     row = send(fabric, "GET", agent).json()
     assert [each["is_applied"] for each in row["directives"]] == [True]
     assert row["amortized"] == (mode == "amortize")
@@ -88,7 +88,7 @@ def test_tool_result_is_cleared_in_running_agent(fabric, mode):
     third = chat(fabric, agent, [*HISTORY, ASK_SHIP])
     assert SHIP in text_of(third)
     assert third.headers["x-macfabric-node"] == target
-    assert cached(third) > 0.9
+    assert cached_share(third) > 0.9
     undone = send(fabric, "DELETE", f"{agent}/directives/tidy-up-1").json()
     assert undone["directives"] == []
     item = {"tool_call_id": "call_17", "replacement": "[cleared]", "mode": mode}
@@ -135,9 +135,9 @@ def test_edits_header_restores_exact_memory(fabric):
     chat(fabric, "exact", [*HISTORY, ASK_CODE], "two")
     clear(fabric, "exact", "amortize", "two")
     history = [*HISTORY, ASK_SHIP]
-    assert cached(chat(fabric, "exact", history, "two")) > 0.9
+    assert cached_share(chat(fabric, "exact", history, "two")) > 0.9
     exact = chat(fabric, "exact", history, "two", **{"x-macfabric-edits": "exact"})
-    assert cached(exact) < 0.5
+    assert cached_share(exact) < 0.5
     assert SHIP in text_of(exact)
     assert not send(fabric, "GET", "exact", "two").json()["amortized"]
 

@@ -54,7 +54,7 @@ def claude(fabric) -> Iterator[anthropic.Anthropic]:
         yield sdk
 
 
-def checked(name, arguments):
+def checked_name(name, arguments):
     jsonschema.validate(json.loads(arguments), SCHEMAS[name])
     return name
 
@@ -75,7 +75,7 @@ def test_chat_with_forced_choice_returns_valid_calls(fabric, choice, more):
     )
     (answer,) = done.choices
     assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
-    names = {checked(c.function.name, c.function.arguments) for c in answer.message.tool_calls}
+    names = {checked_name(c.function.name, c.function.arguments) for c in answer.message.tool_calls}
     assert choice == "required" or names == {"weather"}
 
 
@@ -105,7 +105,7 @@ def streamed(fabric, agent, choice="required", **more):
 def test_streamed_call_arguments_arrive_in_pieces(fabric):
     calls, ends, pieces = streamed(fabric, "streamed", NAMED)
     assert ends == ["tool_calls"]
-    assert [checked(*call) for call in calls] == ["weather"]
+    assert [checked_name(*call) for call in calls] == ["weather"]
     assert pieces > 5
 
 
@@ -119,7 +119,7 @@ def test_parallel_tool_calls_false_returns_one_call(fabric):
             parallel_tool_calls=False,
         )
         (call,) = done.choices[0].message.tool_calls
-        checked(call.function.name, call.function.arguments)
+        checked_name(call.function.name, call.function.arguments)
 
 
 def test_forced_calls_share_a_batch_with_other_answers(fabric):
@@ -200,7 +200,7 @@ def test_responses_api_returns_forced_call(fabric, stream):
         done = fabric.openai.responses.create(**request_body)
     (call,) = done.output
     assert (done.status, call.type) == ("completed", "function_call")
-    assert checked(call.name, call.arguments) == "weather"
+    assert checked_name(call.name, call.arguments) == "weather"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -225,7 +225,7 @@ def test_messages_api_returns_forced_tool_use(claude, choice, stream):
     assert done.stop_reason == "tool_use"
     assert {block.type for block in done.content} == {"tool_use"}
     for block in done.content:
-        checked(block.name, json.dumps(block.input))
+        checked_name(block.name, json.dumps(block.input))
     assert choice["type"] == "tool" or len(done.content) == 1
 
 

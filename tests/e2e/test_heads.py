@@ -20,7 +20,7 @@ TAIL_MOST = 160
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch):
+def _disable_time_limits(monkeypatch):
     """Disable time limits, so that a slow machine neither ends waits nor recomputes heads.
 
     Choices by measured speeds are covered by tests of `head_lenders` and of nodes.
@@ -44,7 +44,7 @@ def fabric(tmp_path_factory):
 
 
 @pytest.fixture
-def counted(monkeypatch, fabric):
+def counted_prefills(monkeypatch, fabric):
     return Counted(monkeypatch)
 
 
@@ -58,20 +58,20 @@ def sent_bytes(fabric):
     return sum(node.resources.transfers.counts().get("bytes", 0) for node in nodes)
 
 
-def fetched(fabric):
+def fetched_counts(fabric):
     """Return the number of blocks fetched by each node."""
     nodes = (fabric.services[name].node for name in NAMES)
     return [node.connections.counts().get("blocks", 0) for node in nodes]
 
 
-def test_context_is_computed_once_anywhere_and_never_again(fabric, counted):
+def test_context_is_computed_once_anywhere_and_never_again(fabric, counted_prefills):
     """As in the README's first sentence: three agents with one system prompt, on three nodes."""
     head = words(1, 900)
     first, second, third = [ask(fabric, "one", number, head) for number in range(3)]
     assert {first.node, second.node, third.node} == set(NAMES)
     assert first.cached_tokens == 0
     for later in (second, third):
-        computed = counted.of(fabric.services[later.node])
+        computed = counted_prefills.of(fabric.services[later.node])
         assert later.cached_tokens > first.prompt_tokens - TAIL_MOST - 256
         assert later.cache == "peer"
         assert computed <= later.prompt_tokens - later.cached_tokens
@@ -80,9 +80,11 @@ def test_context_is_computed_once_anywhere_and_never_again(fabric, counted):
 
 
 @pytest.mark.parametrize("head_tokens", [1_000, pytest.param(4_000, marks=pytest.mark.nightly)])
-def test_eight_concurrent_agents_compute_one_head_on_three_nodes(fabric, counted, head_tokens):
+def test_eight_concurrent_agents_compute_one_head_on_three_nodes(
+    fabric, counted_prefills, head_tokens
+):
     """Their head is computed once, and crosses each link once."""
-    before, sent, head = fetched(fabric), sent_bytes(fabric), words(2, head_tokens * 7 // 10)
+    before, sent, head = fetched_counts(fabric), sent_bytes(fabric), words(2, head_tokens * 7 // 10)
     name = f"eight-{head_tokens}"
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda number: ask(fabric, name, number, head), range(8)))
@@ -90,10 +92,12 @@ def test_eight_concurrent_agents_compute_one_head_on_three_nodes(fabric, counted
     assert min(answer.prompt_tokens for answer in answers) > head_tokens
     shared = max(answer.cached_tokens for answer in answers) // 256 * 256
     tails = sum(answer.prompt_tokens - shared for answer in answers)
-    assert counted.tokens <= 1.1 * shared + tails, [answer.cached_tokens for answer in answers]
+    assert counted_prefills.tokens <= 1.1 * shared + tails, [
+        answer.cached_tokens for answer in answers
+    ]
     table = fabric.services[answers[0].node].node.resources.table
     blocks = table.get(("default", f"{name}-0")).saved.pieces.blocks[: shared // 256]
-    crossed = sorted(now - then for now, then in zip(fetched(fabric), before, strict=True))
+    crossed = sorted(now - then for now, then in zip(fetched_counts(fabric), before, strict=True))
     assert crossed == [0, len(blocks), len(blocks)]
     most = 2 * sum(ref.payload_bytes for ref in blocks)  # fewer if compressed
     assert 0 < sent_bytes(fabric) - sent <= most

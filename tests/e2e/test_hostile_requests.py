@@ -67,7 +67,6 @@ def message(fill: bytes) -> bytes:
 MANY = 31 * MIB
 CALL = b'{"role":"assistant","tool_calls":[{"type":"function","function":{"name":"f","arguments":"'
 CHUNKED = head(CHAT, "POST", "transfer-encoding: chunked")
-SOME_TEXT = b'{"role":"user","content":"' + b"a " * 700 + b'"},'
 # Each request, and its allowed statuses; None: closed without an answer.
 HOSTILE: dict[str, tuple[Callable[[], bytes], set[int | None]]] = {
     "a header of 20 MB": (lambda: b"GET / HTTP/1.1\r\nx: " + b"y" * 20_000_000, {431, None}),

@@ -46,7 +46,9 @@ LONG = 31 * MIB
 FORK = "/v1/agents/nobody/fork"
 
 
-def filled(begin: bytes, piece: bytes, end: bytes, path: str = CHAT) -> Callable[[int], bytes]:
+def filled_request(
+    begin: bytes, piece: bytes, end: bytes, path: str = CHAT
+) -> Callable[[int], bytes]:
     """Return a function that builds a request with a body of a given size, filled with pieces."""
 
     def make(size: int) -> bytes:
@@ -59,13 +61,13 @@ def filled(begin: bytes, piece: bytes, end: bytes, path: str = CHAT) -> Callable
 def user_body(piece: bytes, end: bytes = b"") -> Callable[[int], bytes]:
     """Build chats whose user message is filled with pieces."""
     before, _, behind = message(b"|").partition(b"|")
-    return filled(b'{"model":"recall","max_tokens":2,' + before, piece, end + behind + b"}")
+    return filled_request(b'{"model":"recall","max_tokens":2,' + before, piece, end + behind + b"}")
 
 
-def listed(before: bytes, item: bytes, behind: bytes) -> Callable[[int], bytes]:
+def list_request(before: bytes, item: bytes, behind: bytes) -> Callable[[int], bytes]:
     """Build requests with a list of items of half a kilobyte each."""
     opening = b'{"model":"recall","max_tokens":2,' + before
-    return filled(opening, item % (b"a " * 256) + b",", item % b"b" + behind + b"}")
+    return filled_request(opening, item % (b"a " * 256) + b",", item % b"b" + behind + b"}")
 
 
 def in_chunks(size: int) -> bytes:
@@ -95,22 +97,31 @@ SHAPES = {
     "escapes": (user_body(b"\\u00e9"), PLAIN),
     "escaped crabs": (user_body(b"\\ud83e\\udd80"), PLAIN),
     "a crab behind escapes": (user_body(b"\\u0061", WIDE_ONE), PLAIN),
-    "raw text": (filled(RAW + b'"', b"a ", b'"}', "/v1/completions"), PLAIN),
-    "many messages": (listed(b'"messages":[', MESSAGE, b"]"), PLAIN),
-    "many parts": (listed(b'"messages":[{"role":"user","content":[', PART, b"]}]"), PLAIN),
-    "nested parts": (filled(NESTED, b'"%s",' % (b"a" * 600), b'""' + b"]" * 50 + b"}]}"), PLAIN),
-    "a tool's result": (filled(RESULT, b"a ", b'"}]}'), PLAIN),
-    "a thought": (filled(THOUGHT, b"a ", b'"}]}'), PLAIN),
-    "many tools": (listed(message(b"hi") + b',"tools":[', TOOL, b"]"), PLAIN),
-    "many calls": (
-        listed(b'"messages":[{"role":"assistant","tool_calls":[', CALL, b"]}]"),
+    "raw text": (filled_request(RAW + b'"', b"a ", b'"}', "/v1/completions"), PLAIN),
+    "many messages": (list_request(b'"messages":[', MESSAGE, b"]"), PLAIN),
+    "many parts": (list_request(b'"messages":[{"role":"user","content":[', PART, b"]}]"), PLAIN),
+    "nested parts": (
+        filled_request(NESTED, b'"%s",' % (b"a" * 600), b'""' + b"]" * 50 + b"}]}"),
         PLAIN,
     ),
-    "token ids": (filled(RAW + b"[", b"17,", b"1]}", "/v1/completions"), PLAIN),
-    "prompts": (filled(RAW + b"[", b'"%s",' % (b"a" * 600), b'""]}', "/v1/completions"), PLAIN),
-    "an unknown field": (filled(b'{"model":"recall","metadata":{"x":"', b"a ", b'"}}'), PLAIN),
-    "spaces": (filled(b"{", b" ", b"}"), PLAIN),
-    "no prompt at all": (filled(b'{"as":"', b"a", b'"}', FORK), PLAIN),
+    "a tool's result": (filled_request(RESULT, b"a ", b'"}]}'), PLAIN),
+    "a thought": (filled_request(THOUGHT, b"a ", b'"}]}'), PLAIN),
+    "many tools": (list_request(message(b"hi") + b',"tools":[', TOOL, b"]"), PLAIN),
+    "many calls": (
+        list_request(b'"messages":[{"role":"assistant","tool_calls":[', CALL, b"]}]"),
+        PLAIN,
+    ),
+    "token ids": (filled_request(RAW + b"[", b"17,", b"1]}", "/v1/completions"), PLAIN),
+    "prompts": (
+        filled_request(RAW + b"[", b'"%s",' % (b"a" * 600), b'""]}', "/v1/completions"),
+        PLAIN,
+    ),
+    "an unknown field": (
+        filled_request(b'{"model":"recall","metadata":{"x":"', b"a ", b'"}}'),
+        PLAIN,
+    ),
+    "spaces": (filled_request(b"{", b" ", b"}"), PLAIN),
+    "no prompt at all": (filled_request(b'{"as":"', b"a", b'"}', FORK), PLAIN),
     "no length": (in_chunks, PLAIN),
 }
 # The plainest, the one that takes most memory, one without text, and one without a length.

@@ -62,7 +62,9 @@ def own_conversation(name: str) -> list[dict[str, Any]]:
     return [{"role": "system", "content": f"{name}: {SYSTEM['content']}"}, MESSAGES[1]]
 
 
-def onward(answer: Any, words: str, began: list[dict[str, Any]] = MESSAGES) -> list[dict[str, Any]]:
+def continued(
+    answer: Any, words: str, began: list[dict[str, Any]] = MESSAGES
+) -> list[dict[str, Any]]:
     return [
         *began,
         {"role": "assistant", "content": answer.text},
@@ -93,7 +95,7 @@ def test_drain_empties_node_while_its_agent_streams(fabric):
     assert texts == [calm], "the stream lost, repeated or changed tokens"
     wait_for(lambda: node(fabric, home)["agents"] == 0)  # by the next heartbeat
     assert node(fabric, home)["state"] == "draining"
-    again = fabric.chat(onward(idle, "more"), "idle")
+    again = fabric.chat(continued(idle, "more"), "idle")
     assert again.node != home
     assert again.cached_tokens > 100
     assert fabric.chat(MESSAGES, "newcomer").node != home
@@ -107,10 +109,10 @@ def test_forks_answer_like_their_source(fabric):
     others = [name for name in fabric.services if name != first.node]
     beside = post(fabric, "agents/mother/fork", **{"as": "beside"})
     afar = post(fabric, "agents/mother/fork", **{"as": "afar", "to": others[0]})
-    original = fabric.chat(onward(first, "the dog", began), "mother")
-    copied = [fabric.chat(onward(first, "the dog", began), name) for name in ("beside", "afar")]
+    original = fabric.chat(continued(first, "the dog", began), "mother")
+    copied = [fabric.chat(continued(first, "the dog", began), name) for name in ("beside", "afar")]
     assert fabric.http.delete("/v1/agents/mother").json()["deleted"] is True
-    later = [*onward(first, "the dog", began), {"role": "assistant", "content": original.text},
+    later = [*continued(first, "the dog", began), {"role": "assistant", "content": original.text},
              {"role": "user", "content": "the log"}]  # fmt: skip
 
     assert (beside["node"], beside["bytes_sent"]) == (first.node, 0)
@@ -130,7 +132,7 @@ def test_replica_takes_over_from_lost_nodes(fabric):
     first = fabric.chat(began, "precious")
     keeper = next(name for name in fabric.services if name != first.node)
     kept = post(fabric, "agents/precious/replicate", to=keeper)
-    second = fabric.chat(onward(first, "the dog", began), "precious")
+    second = fabric.chat(continued(first, "the dog", began), "precious")
 
     def copies() -> Any:
         shown = fabric.http.get("/v1/agents/precious").json()["copies"]
@@ -138,7 +140,7 @@ def test_replica_takes_over_from_lost_nodes(fabric):
 
     assert kept["kept"] is True
     assert wait_for(copies)[0]["tokens"] > kept["tokens"]
-    third = [*onward(first, "the dog", began), {"role": "assistant", "content": second.text},
+    third = [*continued(first, "the dog", began), {"role": "assistant", "content": second.text},
              {"role": "user", "content": "the log"}]  # fmt: skip
     others = [name for name in fabric.services if name != keeper]
     for name in others:

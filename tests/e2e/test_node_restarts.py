@@ -88,7 +88,7 @@ def test_restart_under_the_same_number_is_noticed_by_turns(tmp_path, model, monk
 
 
 def until_answered(turn):
-    """Repeat the turn of a new agent, whose turns do not wait, until a node accepts it."""
+    """Repeat a new agent's turn until a node accepts it: turns of new agents do not wait."""
     for _ in range(TRIES):
         with suppress(openai.InternalServerError):
             turn()

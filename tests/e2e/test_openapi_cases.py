@@ -10,7 +10,7 @@ from tests.support.openapi_cases import ALLOWS_RANDOM_THREADS, OPEN, operations,
 
 pytestmark = ALLOWS_RANDOM_THREADS
 KEY = "key-of-a-random-client"
-TOKENS_MAX = 4  # of an answer, whatever the request's limit
+TOKENS_MAX = 4  # of an answer, for any limit of the request
 
 
 @pytest.fixture(scope="module")

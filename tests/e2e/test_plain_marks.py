@@ -49,7 +49,7 @@ def text_of(answer):
     return answer["choices"][0]["message"]["content"]
 
 
-def counts(answer):
+def token_counts(answer):
     usage = answer["usage"]
     return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
 
@@ -120,7 +120,7 @@ def test_cache_is_reused_after_forged_turns(fabric):
         answers, history, figures = [], list(first), []
         for number in range(4):
             answers.append(chat(fabric, history, f"mind-{name}", tools=LOOK))
-            figures.append(counts(answers[-1]))
+            figures.append(token_counts(answers[-1]))
             history += [{"role": "assistant", "content": text_of(answers[-1])}, {**ASK}]
             history[-1]["content"] = spell(f"{FORGED[:30]} {number}: {ASK['content']}")
             row = fabric.http.get(f"/v1/agents/mind-{name}", headers=KEY).json()
@@ -157,12 +157,12 @@ def test_lookalike_text_does_not_continue_a_conversation(fabric):
         opening = {**system, "content": f"{first} first. {NOTES}"}
         chat(fabric, [opening, *histories[first][1:]], f"twin-{first}")
         answer = chat(fabric, [opening, *histories[second][1:]], f"twin-{first}")
-        prompt, cached = counts(answer)
+        prompt, cached = token_counts(answer)
 
         assert 0.8 * prompt > cached > 0.3 * prompt, "reuse must end at the first mark"
         assert text_of(answer) == cold[second]
         again = chat(fabric, [opening, *histories[second][1:]], f"twin-{first}")
-        assert counts(again)[1] >= counts(again)[0] - 1
+        assert token_counts(again)[1] >= token_counts(again)[0] - 1
 
 
 def test_message_with_marks_has_a_token_position(fabric):
@@ -186,7 +186,7 @@ def test_appended_message_with_marks_stays_text(fabric):
     assert first["text"].startswith(" red stone.<|im_end|>")
     assert second["cached_tokens"] == first["prompt_tokens"] + first["completion_tokens"]
     assert third["cached_tokens"] == second["prompt_tokens"] + second["completion_tokens"]
-    assert third["prompt_tokens"] == counts(whole)[0]
+    assert third["prompt_tokens"] == token_counts(whole)[0]
     assert third["text"] == text_of(whole)
 
 

@@ -51,7 +51,7 @@ def client(fabric) -> Iterator[openai.OpenAI]:
         yield sdk
 
 
-def recite(client: openai.OpenAI, name: str, agent: str, has_begun: Event) -> str:
+def stream_answer(client: openai.OpenAI, name: str, agent: str, has_begun: Event) -> str:
     """Stream a long answer to its end."""
     text, reason, tokens = "", None, 0
     for chunk in client.chat.completions.create(
@@ -89,23 +89,24 @@ def ask_more(client: openai.OpenAI, name: str) -> str:
     return answer.choices[0].message.content or ""
 
 
-def handed_over(fabric: Up) -> int:
+def handover_count(fabric: Up) -> int:
     return (fabric.data / "logs" / "router.log").read_text().count(HANDED_OVER)
 
 
 def test_background_turn_is_preempted_and_resumes_unchanged(fabric, client):
     names = (*BACKGROUND, INTERACTIVE)
-    alone = {name: recite(client, name, f"{name}-alone", Event()) for name in names}
-    assert handed_over(fabric) == 0
+    alone = {name: stream_answer(client, name, f"{name}-alone", Event()) for name in names}
+    assert handover_count(fabric) == 0
     begun = {name: Event() for name in names}
     with ThreadPoolExecutor(len(names) + len(BACKGROUND)) as threads:
         answers = {
-            name: threads.submit(recite, client, name, name, begun[name]) for name in BACKGROUND
+            name: threads.submit(stream_answer, client, name, name, begun[name])
+            for name in BACKGROUND
         }
         for name in BACKGROUND:
             assert begun[name].wait(HANG_S)
         answers[INTERACTIVE] = threads.submit(
-            recite, client, INTERACTIVE, INTERACTIVE, begun[INTERACTIVE]
+            stream_answer, client, INTERACTIVE, INTERACTIVE, begun[INTERACTIVE]
         )
         further = [threads.submit(ask_more, client, name) for name in BACKGROUND]
         together = {name: answer.result(HANG_S) for name, answer in answers.items()}
@@ -113,4 +114,4 @@ def test_background_turn_is_preempted_and_resumes_unchanged(fabric, client):
             assert answer.result(HANG_S).strip().startswith(f"{name}0 {name}1")
 
     assert together == alone
-    assert handed_over(fabric) > 0
+    assert handover_count(fabric) > 0

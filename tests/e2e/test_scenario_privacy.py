@@ -115,7 +115,7 @@ class MovingClient(HttpFabricClient):
 
 
 @pytest.fixture
-def rendered(monkeypatch):
+def rendered_prompts(monkeypatch):
     """Record each prompt as a node renders it."""
     prompts, render = [], PromptEncoder.render
 
@@ -149,7 +149,7 @@ def all_texts(fabric):
     return list(on_disks(fabric.folder, tokenizer.decode))
 
 
-def holders(ids):
+def allowed_holders(ids):
     return {words: {ids[agent] for agent in agents} for words, agents in SECRETS.items()}
 
 
@@ -157,14 +157,14 @@ def findings(found, may_have):
     return {(words, entry.agent) for entry in found for words in may_have if words in entry.text}
 
 
-def every(may_have):
+def word_holders(may_have):
     return {(words, agent) for words, agents in may_have.items() for agent in agents}
 
 
-def test_private_speech_reaches_no_other_agent(fabric, tmp_path, rendered):
+def test_private_speech_reaches_no_other_agent(fabric, tmp_path, rendered_prompts):
     first, ids = perform(fabric, tmp_path, "calm")
-    may_have, danny = holders(ids), ids["danny"]
-    moved, rendered_first = all_texts(fabric), list(rendered)
+    may_have, danny = allowed_holders(ids), ids["danny"]
+    moved, rendered_first = all_texts(fabric), list(rendered_prompts)
     fabric.http.post(f"/v1/agents/{danny}/fork", json={"as": "copy", "to": NODES[0]})
     for name in NODES:
         fabric.restart(name)
@@ -173,17 +173,20 @@ def test_private_speech_reaches_no_other_agent(fabric, tmp_path, rendered):
         fabric.migrate(agent, NODES[(NODES.index(owner) + 1) % len(NODES)])
     restarted = all_texts(fabric)
     copied = {w: {*agents, "copy"} if danny in agents else agents for w, agents in may_have.items()}
-    rendered.clear()
+    rendered_prompts.clear()
     second, _ = perform(fabric, tmp_path, "calm", run="second")  # with the first run's memory
     again = all_texts(fabric)
 
     assert leaks([*first.prompts, *first.forked, *rendered_first, *moved], may_have) == []
-    assert leaks([*second.prompts, *second.forked, *restarted, *rendered, *again], copied) == []
+    assert (
+        leaks([*second.prompts, *second.forked, *restarted, *rendered_prompts, *again], copied)
+        == []
+    )
     assert {entry.agent for entry in first.forked} == {ids["ada"], ids["bert"]}
-    for found in (rendered_first, moved, rendered):
-        assert findings(found, may_have) == every(may_have)
+    for found in (rendered_first, moved, rendered_prompts):
+        assert findings(found, may_have) == word_holders(may_have)
     for found in (restarted, again):
-        assert findings(found, copied) == every(copied)
+        assert findings(found, copied) == word_holders(copied)
     places = {(entry.where.split()[0], entry.agent) for entry in restarted}
     all_agents = {*ids.values(), "copy"}
     assert places == {
@@ -191,11 +194,11 @@ def test_private_speech_reaches_no_other_agent(fabric, tmp_path, rendered):
     }
 
 
-def test_leak_is_detected_without_visibility_check(fabric, tmp_path, monkeypatch, rendered):
+def test_leak_is_detected_without_visibility_check(fabric, tmp_path, monkeypatch, rendered_prompts):
     """Without one visibility check, private words are in prompts and on disks."""
     monkeypatch.setattr(Phase, "hears", lambda *_: True)
     speaker, ids = perform(fabric, tmp_path, "leaky")
-    found = leaks([*speaker.prompts, *rendered, *all_texts(fabric)], holders(ids))
+    found = leaks([*speaker.prompts, *rendered_prompts, *all_texts(fabric)], allowed_holders(ids))
     for kind in ("prompt", "rendered prompt", "record", "block", "memory"):
         expected = f"{ids['bert']} has 'motto keeper number' in its {kind}"
         assert any(leak.startswith(expected) for leak in found), kind

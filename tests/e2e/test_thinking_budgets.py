@@ -77,7 +77,7 @@ def fabric(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory):
+def thought_opened(tmp_path_factory):
     yield from serve("thought_opened", tmp_path_factory)
 
 
@@ -244,10 +244,10 @@ def test_required_call_follows_forced_end_of_thought(fabric):
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= BUDGET + MARKS
 
 
-def test_max_tokens_bounds_thought_and_answer_together(opened):
-    answer = chat(opened, thinking_budget=BUDGET, max_tokens=BUDGET // 2)
+def test_max_tokens_bounds_thought_and_answer_together(thought_opened):
+    answer = chat(thought_opened, thinking_budget=BUDGET, max_tokens=BUDGET // 2)
     assert (answer.text, answer.tokens) == ("", BUDGET // 2)
-    answer = chat(opened, thinking_budget=BUDGET, max_tokens=BUDGET + 4)
+    answer = chat(thought_opened, thinking_budget=BUDGET, max_tokens=BUDGET + 4)
     assert answer.tokens == BUDGET + 4
     assert ANSWER.startswith(answer.text)
 
@@ -272,17 +272,17 @@ def test_node_settings_set_default_and_effort_budgets(tmp_path):
     assert counts == [9, 5, 12, 40, 40]
 
 
-def test_restarted_node_continues_after_forced_end_of_thought(opened):
+def test_restarted_node_continues_after_forced_end_of_thought(thought_opened):
     """The record and the cache hold the thought, its forced end and the answer."""
     generated = "/v1/agents/lasting/generate"
     options = {"max_tokens": ROOM, "temperature": 0}
-    first = opened.http.post(
+    first = thought_opened.http.post(
         generated, json={**options, "messages": USER, "thinking_budget": BUDGET}
     )
     assert first.json()["text"] == ANSWER
     held = first.json()["prompt_tokens"] + first.json()["completion_tokens"]
-    opened.restart(first.json()["node"])
-    again = opened.http.post(
+    thought_opened.restart(first.json()["node"])
+    again = thought_opened.http.post(
         generated, json={**options, "text": "\nand so", "max_tokens": 4}
     ).json()
     assert again["cached_tokens"] >= held - 1
@@ -290,8 +290,8 @@ def test_restarted_node_continues_after_forced_end_of_thought(opened):
 
 
 @pytest.mark.parametrize("moves_at", [5, BUDGET - 2, BUDGET - 1, BUDGET, BUDGET + 2])
-def test_answer_can_migrate_during_thought_or_its_forced_end(opened, monkeypatch, moves_at):
-    calm = chat(opened, stream=True, thinking_budget=BUDGET)
+def test_answer_can_migrate_during_thought_or_its_forced_end(thought_opened, monkeypatch, moves_at):
+    calm = chat(thought_opened, stream=True, thinking_budget=BUDGET)
     launch = Engine.launch
 
     def slowly(self, step):
@@ -300,17 +300,22 @@ def test_answer_can_migrate_during_thought_or_its_forced_end(opened, monkeypatch
 
     monkeypatch.setattr(Engine, "launch", slowly)
     agent, receipts, threads = f"moving-{moves_at}", [], []
-    body = {"model": opened.model_name, "messages": USER, "max_tokens": ROOM, "temperature": 0}
+    body = {
+        "model": thought_opened.model_name,
+        "messages": USER,
+        "max_tokens": ROOM,
+        "temperature": 0,
+    }
     body |= {"thinking_budget": BUDGET, "stream": True, "stream_options": {"include_usage": True}}
     text, thought, usage, count = "", "", None, 0
-    with opened.http.stream(
+    with thought_opened.http.stream(
         "POST", "/v1/chat/completions", json=body, headers={"X-Agent-ID": agent}
     ) as answer:
         home = answer.headers["x-macfabric-node"]
         other = {"node-a": "node-b", "node-b": "node-a"}[home]
 
         def move():
-            migrated = opened.http.post(f"/v1/agents/{agent}/migrate", json={"to": other})
+            migrated = thought_opened.http.post(f"/v1/agents/{agent}/migrate", json={"to": other})
             receipts.append(migrated.json())
 
         for line in answer.iter_lines():
@@ -327,7 +332,7 @@ def test_answer_can_migrate_during_thought_or_its_forced_end(opened, monkeypatch
                 threads[0].start()
     threads[0].join(60)
     assert receipts[0]["epoch"] == 2, receipts
-    resumed = opened.model.sequences[-1].input.resumed  # on the other node
+    resumed = thought_opened.model.sequences[-1].input.resumed  # on the other node
     assert moves_at - 1 <= len(resumed.answer_ids) <= moves_at + MARKS
     assert (text, thought) == (calm.text, calm.reasoning)
     assert usage["completion_tokens"] == calm.tokens

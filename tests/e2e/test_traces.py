@@ -107,7 +107,7 @@ def test_turn_that_is_loaded_from_disk_has_a_part_for_it(fabric):
     assert "load" in parts(received, serve)
 
 
-def test_spans_of_a_move_name_what_both_nodes_did(fabric):
+def test_spans_of_a_move_name_the_steps_of_both_nodes(fabric):
     home = chat(fabric, "turn-before-move", "mover")
     other = "node-b" if home == "node-a" else "node-a"
     with collector() as received, traced(received.url):

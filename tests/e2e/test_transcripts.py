@@ -1,4 +1,4 @@
-"""Answers stay equal byte for byte, whatever happens to an agent's memory between turns."""
+"""Answers stay equal byte for byte when an agent's memory is evicted or moved between turns."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

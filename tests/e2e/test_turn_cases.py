@@ -11,7 +11,7 @@ from tests.support.template_shapes import SHAPES, write_shape
 pytestmark = ALLOWS_RANDOM_THREADS
 KEY = "key-of-a-random-client"
 ACCEPTED_MIN = 0.5  # share of accepted turns in each dialect
-TOKENS_MAX = 24  # of an answer, whatever the request's limit: enough for a call and a format
+TOKENS_MAX = 24  # of an answer, for any limit of the request: enough for a call and a format
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ class FaultProxy:
             self._reset(source, sink)
 
     def _reset(self, *sockets):
-        time.sleep(0.05)  # let the receiver read the forwarded bytes
+        time.sleep(0.05)  # so that the receiver can read the forwarded bytes
         for sock in sockets:
             with suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

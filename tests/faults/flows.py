@@ -173,7 +173,7 @@ class World:
         self.held = {record.agent: record for record in self.store.recover()}
         self.lost_count = records.lost_count
 
-    def done(self) -> int:
+    def durable_step(self) -> int:
         """Return the last step whose outcome is on disk, or -1."""
         found = sorted(self.held.values(), key=lambda record: record.agent)
         for step in range(LAST, -1, -1):
@@ -252,7 +252,7 @@ class World:
 
     def problems(self, acknowledged: int) -> Iterator[str]:
         """Yield the problems after a restart, given the last acknowledged step."""
-        done = self.done()
+        done = self.durable_step()
         if done < 0:
             yield f"a mixed state after step {acknowledged}: {sorted(self.held)}"
             return
@@ -278,10 +278,10 @@ class World:
                 yield f"a record lacks a block: {error.message}"
 
 
-def live(disk, acknowledge: Callable[[int], None], damage: Callable[[str], None]) -> None:
+def take_steps(disk, acknowledge: Callable[[int], None], damage: Callable[[str], None]) -> None:
     """Recover, then take the remaining steps."""
     world = World(disk, damage)
-    done = world.done()
+    done = world.durable_step()
     assert done >= 0, "the disk must be sound"
     acknowledge(done)
     for step, take in enumerate(world.steps()):

@@ -8,7 +8,7 @@ import pytest
 
 from node.store.posix_disk import PosixDisk
 from tests.faults.crash_disk import SOUND, CrashDisk, Trace
-from tests.faults.flows import LAST, live, problem_after_restart
+from tests.faults.flows import LAST, problem_after_restart, take_steps
 from tests.faults.traced_os import TracedOs
 
 BAD_BYTE = b"\xa5"
@@ -47,7 +47,7 @@ def run_in_memory(disk: CrashDisk) -> Trace:
         disk.files[name] = raw[:-1] + BAD_BYTE
         disk.trace.overwrite(name, len(raw) - 1, BAD_BYTE)
 
-    live(disk, disk.trace.acknowledge, damage)
+    take_steps(disk, disk.trace.acknowledge, damage)
     return disk.trace
 
 
@@ -62,7 +62,7 @@ def run_for_real(monkeypatch, root, platform: str) -> Trace:
         path.write_bytes(raw[:-1] + BAD_BYTE)
         system.trace.overwrite(name, len(raw) - 1, BAD_BYTE)
 
-    live(disk, system.trace.acknowledge, damage)
+    take_steps(disk, system.trace.acknowledge, damage)
     disk.close()
     return system.trace
 
@@ -104,15 +104,15 @@ class BlocksRemovedFirst(CrashDisk):
         return super().remove_all(names) + super().remove_all(late)
 
 
-def without(*steps: str) -> CrashDisk:
+def disk_without(*steps: str) -> CrashDisk:
     return CrashDisk(tuple(step for step in SOUND if step not in steps))
 
 
 BROKEN = {
-    "file not flushed before the rename": lambda: without("flush"),
-    "directory never flushed": lambda: without("flush directory"),
-    "nothing flushed": lambda: without("flush", "flush directory"),
-    "written in place": lambda: without("rename"),
+    "file not flushed before the rename": lambda: disk_without("flush"),
+    "directory never flushed": lambda: disk_without("flush directory"),
+    "nothing flushed": lambda: disk_without("flush", "flush directory"),
+    "written in place": lambda: disk_without("rename"),
     "flushed after the rename": lambda: CrashDisk(
         ("create", "write", "rename", "flush", "flush directory")
     ),

@@ -41,7 +41,7 @@ class Case:
     def raw(self) -> bytes:
         return self.header + self.block.payload
 
-    def is_a_miss(self, raw: bytes) -> bool:
+    def is_quarantined(self, raw: bytes) -> bool:
         """Store `raw` in the block's place; return whether it is rejected and quarantined."""
         store, files = self.store, self.store._disk.files
         files.clear()
@@ -80,7 +80,7 @@ def flipped(raw: bytes, bit: int) -> bytearray:
 @GROUPS
 def test_undamaged_file_loads(group):
     case = case_of(group)
-    assert not case.is_a_miss(case.raw)
+    assert not case.is_quarantined(case.raw)
 
 
 @GROUPS
@@ -89,7 +89,7 @@ def test_flipped_header_bytes_are_detected(group):
     text_bytes = len(case.header.rstrip(b" "))
     for at in range(len(case.header)):
         raw = flipped(case.raw, 8 * at + rng.randrange(8))
-        assert case.is_a_miss(raw), f"byte {at}"
+        assert case.is_quarantined(raw), f"byte {at}"
         if at >= text_bytes + 100:
             continue  # padding: the parser stops at its first character that is not a space
         try:
@@ -106,7 +106,7 @@ def test_flipped_payload_bits_are_detected(group):
     bits = range(8 * len(case.header), 8 * len(case.raw))
     assert len(bits) >= 1_000
     for bit in bits:
-        assert case.is_a_miss(flipped(case.raw, bit)), f"bit {bit}"
+        assert case.is_quarantined(flipped(case.raw, bit)), f"bit {bit}"
 
 
 @GROUPS
@@ -118,7 +118,7 @@ def test_runs_of_zeros_and_noise_are_detected(group):
         end = min(len(whole), start + rng.choice([1, 16, 512, 4096, 1 << 20]))
         for fill in (bytes(end - start), rng.randbytes(end - start)):
             raw = whole[:start] + fill + whole[end:]
-            assert case.is_a_miss(raw) == (raw != whole)
+            assert case.is_quarantined(raw) == (raw != whole)
 
 
 @GROUPS
@@ -127,7 +127,7 @@ def test_truncated_and_extended_files_are_detected(group):
     raw, header_bytes = case.raw, len(case.header)
     cuts = [*range(0, header_bytes, 97), *range(header_bytes - 9, len(raw))]
     for bad in [raw[:cut] for cut in cuts] + [raw + b"\0", raw + raw, bytes(len(raw)), b""]:
-        assert case.is_a_miss(bad)
+        assert case.is_quarantined(bad)
 
 
 @GROUPS
@@ -142,8 +142,8 @@ def test_swapped_files_are_detected(group):
     others += [make_block(1, 3, MIXED, group=other) for other in CacheGroup if other is not group]
     for other in others:
         other_case = Case(other, MIXED if other.ref.group is not group else case.spec)
-        assert case.is_a_miss(other_case.raw)
-        assert other_case.is_a_miss(case.raw)
+        assert case.is_quarantined(other_case.raw)
+        assert other_case.is_quarantined(case.raw)
 
 
 def test_damaged_block_is_quarantined_and_recomputed(tmp_path):

@@ -29,7 +29,7 @@ BLOCK = make_block(1, 3)
 NAME = f"blocks/{BLOCK.ref.name}.full"
 
 
-def damage(path):
+def flip_bit(path):
     """Flip a bit of a file in place."""
     raw = bytearray(path.read_bytes())
     raw[12] ^= 16
@@ -38,7 +38,7 @@ def damage(path):
 
 @pytest.fixture(autouse=True)
 def skip_fsync(monkeypatch):
-    """Make fsync do nothing: the drive itself does not fail here."""
+    """Make fsync do nothing: these tests fail calls, not the drive."""
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
 
 
@@ -46,7 +46,7 @@ CALLS = ("open", "mkdir", "writev", "fsync", "rename", "unlink", "stat", "fstat"
 
 
 @contextmanager
-def failing(monkeypatch, point: int, cause: int, numbers):
+def failing_call(monkeypatch, point: int, cause: int, numbers):
     """Make operation number `point` fail once with `cause`."""
     with monkeypatch.context() as patch:
         for name in CALLS:
@@ -91,7 +91,7 @@ def test_every_failed_operation_leaves_a_recoverable_disk(tmp_path, monkeypatch,
         disk = PosixDisk(tmp_path / str(point), "full")
         promised = [int(restarted)]
         numbers = count()
-        with failing(monkeypatch, point, cause, numbers):
+        with failing_call(monkeypatch, point, cause, numbers):
             refusal = None
             try:
                 take_turns(disk, promised.append)
@@ -122,7 +122,7 @@ def test_failed_put_leaves_the_store_unchanged(tmp_path, monkeypatch, cause):
         store = BlockStore(disk, SPEC, FINGERPRINT)
         numbers = count()
         was_refused = False
-        with failing(monkeypatch, point, cause, numbers):
+        with failing_call(monkeypatch, point, cause, numbers):
             try:
                 BLOCK.put_into(store)
             except DiskError:
@@ -149,7 +149,7 @@ def test_failed_load_is_a_miss(tmp_path, monkeypatch, cause):
         store = BlockStore(disk, SPEC, FINGERPRINT)
         BLOCK.put_into(store)
         numbers = count()
-        with failing(monkeypatch, point, cause, numbers):
+        with failing_call(monkeypatch, point, cause, numbers):
             try:
                 assert BLOCK.load_from(store) == BLOCK.kv
             except CorruptDataError:
@@ -167,8 +167,8 @@ def test_failed_quarantine_still_drops_the_block(tmp_path, monkeypatch, cause):
         disk = PosixDisk(tmp_path / str(point), "full")
         store = BlockStore(disk, SPEC, FINGERPRINT)
         BLOCK.put_into(store)
-        damage(disk.root / NAME)
-        with failing(monkeypatch, point, cause, count()), pytest.raises(FabricError):
+        flip_bit(disk.root / NAME)
+        with failing_call(monkeypatch, point, cause, count()), pytest.raises(FabricError):
             BLOCK.load_from(store)
         if store.has(BLOCK.ref):  # the call failed before anything was read
             with pytest.raises(CorruptDataError):
@@ -245,7 +245,7 @@ def test_evicted_agent_with_undecided_record_leaves_no_block(tmp_path, monkeypat
     with pytest.raises(DiskError) as caught:
         world.save(A2)
     assert caught.value.code == UNDECIDED
-    assert world.store.doubted((TENANT, A1.key)) == A2.record
+    assert world.store.doubtful_record((TENANT, A1.key)) == A2.record
     assert len(disk.list_names("blocks")) > len(A1.blocks)
     world.evict(A1)
     assert disk.list_names("blocks") == disk.list_names("manifests") == []
@@ -257,7 +257,7 @@ def test_record_that_does_not_fit_leaves_the_old_one(tmp_path, monkeypatch):
     records = ManifestStore(disk, CLUSTER_KEY)
     records.publish(make_manifest([BLOCK]))
     for point in range(3):
-        with failing(monkeypatch, point, errno.ENOSPC, count()), pytest.raises(DiskError):
+        with failing_call(monkeypatch, point, errno.ENOSPC, count()), pytest.raises(DiskError):
             records.publish(make_manifest([BLOCK], revision=2))
     assert [record.revision for record in records.load_all()] == [1]
     disk.close()

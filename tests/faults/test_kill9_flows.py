@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from node.store.posix_disk import PosixDisk
-from tests.faults.flows import A1, LAST, World, live, problem_after_restart, record_name
+from tests.faults.flows import A1, LAST, World, problem_after_restart, record_name, take_steps
 from tests.faults.sigkill import die_at
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def main(folder: str, step: int) -> None:
             tried.append(f"{kind}-{point}")
             root = Path(folder) / tried[-1]
             damage = damage_under(root)
-            take = lambda disk, acknowledge, damage=damage: live(disk, acknowledge, damage)  # noqa: E731
+            take = lambda disk, acknowledge, damage=damage: take_steps(disk, acknowledge, damage)  # noqa: E731
             if not die_at(point, root, OPERATIONS, take, torn=kind == "torn"):
                 break
         points[kind] = tried
@@ -75,7 +75,7 @@ def check_all(folder: Path, step: int) -> int:
         last = acknowledged(root)
         problem = problem_after_restart(disk, last, damage)
         if problem is None:
-            live(disk, lambda _step: None, damage)  # and the node continues
+            take_steps(disk, lambda _step: None, damage)  # and the node continues
             problem = problem_after_restart(disk, LAST, damage)
         disk.close()
         temporaries = [path.name for path in root.rglob(".tmp-*")]

@@ -74,7 +74,7 @@ def stations(fleet):
     return [Station(fleet, mac) for mac in range(2)]
 
 
-def carried(fleet, stations, device):
+def sent_bytes_by_device(fleet, stations, device):
     """Return the bytes that each device of the source sends while the target fetches by one."""
     source, target = stations
     (address,) = (a for a in source.addresses if a["device"] == device)
@@ -88,7 +88,7 @@ def carried(fleet, stations, device):
 
 
 @pytest.fixture
-def one_network(fleet):
+def join_networks(fleet):
     """Put both cables of both Macs into one network, where routes choose the wrong cable."""
     hosts = [fleet.ethernet_host(mac).rsplit(".", 1) for mac in range(2)]
     old = [fleet.thunderbolt_host(mac, 1 - mac) for mac in range(2)]
@@ -110,7 +110,7 @@ def one_network(fleet):
 @pytest.mark.parametrize("device", ["en0", CABLE])
 def test_transfer_uses_the_cable_of_its_address(fleet, stations, device):
     other = CABLE if device == "en0" else "en0"
-    out, requests_sent_bytes = carried(fleet, stations, device)
+    out, requests_sent_bytes = sent_bytes_by_device(fleet, stations, device)
 
     assert out[device] >= MIB
     assert requests_sent_bytes[device] > 0
@@ -118,11 +118,11 @@ def test_transfer_uses_the_cable_of_its_address(fleet, stations, device):
 
 
 @pytest.mark.parametrize("device", ["en0", CABLE])
-def test_transfer_uses_its_cable_when_both_share_a_network(fleet, stations, one_network, device):
+def test_transfer_uses_its_cable_when_both_share_a_network(fleet, stations, join_networks, device):
     for station in stations:
         station.update_addresses()
     other = CABLE if device == "en0" else "en0"
-    out, requests_sent_bytes = carried(fleet, stations, device)
+    out, requests_sent_bytes = sent_bytes_by_device(fleet, stations, device)
 
     assert out[device] >= MIB
     assert requests_sent_bytes[device] > 0
@@ -136,10 +136,10 @@ def test_links_are_measured_and_a_pulled_cable_is_detected(fleet, stations):
     target.send_order("start")
     target.set_peers(source)
 
-    def rated(views):
+    def have_rates(views):
         return len(views) == 2 and all(view["bytes_per_s"] for view in views.values())
 
-    views = target.until(rated)
+    views = target.until(have_rates)
     assert {device: view["kind"] for device, view in views.items()} == {
         "en0": "ethernet",
         CABLE: "thunderbolt",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from router.app import described
+from router.app import describe_api
 from router.fleet.membership import LeaseState
 from tests.support.process_fabric import ProcessFabric, process_fabric
 
@@ -103,7 +103,7 @@ def messages(*, more=()):
 def test_verb_table_lists_every_agent_route():
     routes = {
         (method, path)
-        for path, methods in described()["paths"].items()
+        for path, methods in describe_api()["paths"].items()
         for method in methods
         if "{agent}" in path
     }

@@ -49,7 +49,7 @@ def test_the_standby_serves_and_every_node_refuses_the_old_router(
 def check_follows(one, two):
     """Check that a router that returns becomes the standby, and forwards turns."""
     until_role(one, "standby")
-    seconds_until_served(one)  # its clients retry until it knows the new router
+    seconds_until_served(one)  # its clients retry until it has found the new router
     assert shown(two)["role"] == "active"
 
 

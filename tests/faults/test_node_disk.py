@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cold(model, tmp_path_factory):
+def cold_answer(model, tmp_path_factory):
     """Return a function that gives the answer of a healthy node to each prompt."""
     with running(tmp_path_factory.mktemp("cold"), model) as service:
         known = {}
@@ -64,7 +64,7 @@ def cool_all(service) -> None:
     asyncio.run_coroutine_threadsafe(cool(), service._loop).result(60)
 
 
-def grown(prompt: str, text: str) -> str:
+def lengthened(prompt: str, text: str) -> str:
     return f"{prompt}{text} and then {WORDS * 2}"
 
 
@@ -79,7 +79,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_turns_on_a_refusing_disk_are_saved_after_recovery(
-    model, cold, tmp_path, monkeypatch, name
+    model, cold_answer, tmp_path, monkeypatch, name
 ):
     """The turn succeeds and is reported as not durable; it is saved once the disk works."""
     cause, calls = REFUSALS[name]
@@ -88,11 +88,11 @@ def test_turns_on_a_refusing_disk_are_saved_after_recovery(
     with running(tmp_path, model, durability="full") as service:
         first = ask(service, prompt, agent="hurt", **BRIEF)
         assert first.finished.durable
-        longer = grown(prompt, first.text)
+        longer = lengthened(prompt, first.text)
         faults.is_broken = True
         second = ask(service, longer, agent="hurt", **BRIEF)
         assert faults.failed
-        assert second.text == cold(longer)
+        assert second.text == cold_answer(longer)
         assert second.admitted.cache is CacheTier.HOT
         assert not second.finished.durable
         assert service.node.health.degraded
@@ -104,7 +104,7 @@ def test_turns_on_a_refusing_disk_are_saved_after_recovery(
         assert "memory only" in note
         assert service.node.resources.table.get(("default", "hurt")).cache is not None
         third = ask(service, WORDS * 5, agent="other", **BRIEF)
-        assert third.text == cold(WORDS * 5)
+        assert third.text == cold_answer(WORDS * 5)
         assert not third.finished.durable
 
         faults.mend()
@@ -118,14 +118,16 @@ def test_turns_on_a_refusing_disk_are_saved_after_recovery(
         assert service.node.health.degraded is None
         assert service.node.resources.table.hot_bytes == 0
         assert service.node.resources.store.blocks.check_integrity() == []
-        again = ask(service, grown(longer, second.text), agent="hurt", **BRIEF)
+        again = ask(service, lengthened(longer, second.text), agent="hurt", **BRIEF)
         assert again.admitted.cache is CacheTier.DISK
         assert again.admitted.cached_tokens >= second.admitted.prompt_tokens
-        assert again.text == cold(grown(longer, second.text))
+        assert again.text == cold_answer(lengthened(longer, second.text))
 
 
 @pytest.mark.parametrize("how", ["flush", "stop"])
-def test_unsaved_agents_are_saved_on_flush_and_at_shutdown(model, cold, tmp_path, monkeypatch, how):
+def test_unsaved_agents_are_saved_on_flush_and_at_shutdown(
+    model, cold_answer, tmp_path, monkeypatch, how
+):
     faults = FailingCalls(errno.ENOSPC, WRITES).install(monkeypatch)
     prompt = WORDS * 12
     with running(tmp_path, model, durability="full") as service:
@@ -139,7 +141,7 @@ def test_unsaved_agents_are_saved_on_flush_and_at_shutdown(model, cold, tmp_path
         reply = ask(service, prompt, agent="hurt", **BRIEF)
         assert reply.admitted.cache is CacheTier.DISK
         assert reply.admitted.cached_tokens == reply.admitted.prompt_tokens - 1
-        assert reply.text == cold(prompt)
+        assert reply.text == cold_answer(prompt)
 
 
 def test_unsavable_agents_do_not_block_others(model, tmp_path, monkeypatch):
@@ -197,7 +199,7 @@ def turn_with_failure_at(service, faults, point, prompt):
     return reply
 
 
-def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
+def check_every_point(model, cold_answer, tmp_path, monkeypatch, causes, step):
     """Fail the n-th operation of a turn, for every `step`-th n; then continue and restart."""
     failures = 0
     for cause in causes:
@@ -209,8 +211,8 @@ def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
                 first = ask(service, start, agent="hurt", **BRIEF)
                 bystander = ask(service, WORDS * 3, agent="other", **BRIEF)
                 cool_all(service)
-                second = turn_with_failure_at(service, faults, point, grown(start, first.text))
-                assert second.text == cold(grown(start, first.text)), point
+                second = turn_with_failure_at(service, faults, point, lengthened(start, first.text))
+                assert second.text == cold_answer(lengthened(start, first.text)), point
                 agent = service.node.resources.table.get(("default", "hurt"))
                 assert agent.is_durable == second.finished.durable, point
                 assert second.finished.durable or service.node.health.degraded
@@ -223,7 +225,7 @@ def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
                 assert service.node.health.degraded is None
                 assert service.node.resources.store.blocks.check_integrity() == []
             with running(folder / str(point), model, durability="full") as service:
-                reply = ask(service, grown(start, first.text), agent="hurt", **BRIEF)
+                reply = ask(service, lengthened(start, first.text), agent="hurt", **BRIEF)
                 assert reply.admitted.cache is CacheTier.DISK, point
                 assert reply.text == second.text, point
             if not was_reached:
@@ -231,24 +233,26 @@ def check_every_point(model, cold, tmp_path, monkeypatch, causes, step):
     return failures
 
 
-def test_sampled_disk_failures_during_a_turn_are_survived(model, cold, tmp_path, monkeypatch):
-    assert check_every_point(model, cold, tmp_path, monkeypatch, [errno.EIO], 7) >= 3
+def test_sampled_disk_failures_during_a_turn_are_survived(
+    model, cold_answer, tmp_path, monkeypatch
+):
+    assert check_every_point(model, cold_answer, tmp_path, monkeypatch, [errno.EIO], 7) >= 3
 
 
 @pytest.mark.nightly
-def test_every_disk_failure_during_a_turn_is_survived(model, cold, tmp_path, monkeypatch):
+def test_every_disk_failure_during_a_turn_is_survived(model, cold_answer, tmp_path, monkeypatch):
     causes = [errno.EIO, errno.ENOSPC, errno.EMFILE]
-    assert check_every_point(model, cold, tmp_path, monkeypatch, causes, 1) > 30
+    assert check_every_point(model, cold_answer, tmp_path, monkeypatch, causes, 1) > 30
 
 
-def test_slow_disk_does_not_change_answers(model, cold, tmp_path, monkeypatch):
+def test_slow_disk_does_not_change_answers(model, cold_answer, tmp_path, monkeypatch):
     faults = FailingCalls(calls=(), delay_s=0.01).install(monkeypatch)
     prompt = WORDS * 12
     with running(tmp_path, model, durability="full") as service:
         faults.is_broken = True
         reply = ask(service, prompt, agent="slow", **BRIEF)
         assert reply.finished.durable
-        assert reply.text == cold(prompt)
+        assert reply.text == cold_answer(prompt)
         assert service.node.health.degraded is None
         cool_all(service)
         again = ask(service, prompt, agent="slow", **BRIEF)

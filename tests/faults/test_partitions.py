@@ -27,7 +27,7 @@ def anyio_backend():
     return "asyncio"
 
 
-async def soon(condition):
+async def wait_until(condition):
     async with asyncio.timeout(SETTLE_S):
         while not condition():  # noqa: ASYNC110 - leases expire by the clock alone
             await asyncio.sleep(0.01)
@@ -39,7 +39,7 @@ def metric(world, name):
 
 
 async def start_long_answer(world):
-    """Create an agent and stream a long answer of it; return the answer, node, and task."""
+    """Create an agent and stream a long answer; return its first answer, node and task."""
     first, admitted = await world.ask("alice", STORY, max_tokens=2)
     streaming = asyncio.Event()
     slow = asyncio.create_task(
@@ -49,17 +49,19 @@ async def start_long_answer(world):
     return first, admitted.node, slow
 
 
-@pytest.mark.parametrize("way", sample(["deaf", "mute"], "mute"))
-async def test_turn_on_a_node_that_lost_ownership_is_not_acknowledged(tmp_path, way):
+@pytest.mark.parametrize(
+    "lost", sample(["requests_lost_to", "replies_lost_from"], "replies_lost_from")
+)
+async def test_turn_on_a_node_that_lost_ownership_is_not_acknowledged(tmp_path, lost):
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
         first, old, slow = await start_long_answer(world)
-        getattr(world, way).add(old)
-        await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.EXPIRED)
+        getattr(world, lost).add(old)
+        await wait_until(lambda: world.router.fleet.membership.health(old) is LeaseState.EXPIRED)
         answer, admitted = await world.ask("alice", STORY, first, QUESTION)
-        getattr(world, way).clear()
+        getattr(world, lost).clear()
         with pytest.raises(RetryLaterError):
             await slow
-        await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.ALIVE)
+        await wait_until(lambda: world.router.fleet.membership.health(old) is LeaseState.ALIVE)
         owner = await world.await_one_owner("alice")
         views = await world.views("alice")
         after, last = await world.ask("alice", STORY, first, QUESTION, answer, QUESTION)
@@ -76,11 +78,11 @@ async def test_turns_are_rejected_by_a_node_whose_agent_was_taken_over(tmp_path)
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b") as world:
         first, admitted = await world.ask("alice", STORY, max_tokens=2)
         old = admitted.node
-        world.deaf.add(old)
-        await soon(lambda: world.router.fleet.membership.health(old) is LeaseState.EXPIRED)
+        world.requests_lost_to.add(old)
+        await wait_until(lambda: world.router.fleet.membership.health(old) is LeaseState.EXPIRED)
         await world.ask("alice", STORY, first, QUESTION)
         late_link = world.router.fleet.link(old)
-        world.deaf.clear()
+        world.requests_lost_to.clear()
         await world.await_one_owner("alice")
         codes = []
         for epoch in (0, 1):
@@ -100,7 +102,7 @@ async def test_suspended_router_expires_no_lease(tmp_path, monkeypatch):
     async with mortal_fabric(tmp_path, "recall", "node-a", "node-b", scale=1.0) as world:
         first, admitted = await world.ask("alice", STORY, max_tokens=2)
         fleet = world.router.fleet
-        await soon(lambda: fleet.membership._stalls._ticked is not None)
+        await wait_until(lambda: fleet.membership._stalls._ticked is not None)
         began_s = fleet.clock.monotonic_s
         monkeypatch.setattr(
             type(fleet.clock), "monotonic_s", lambda clock, now_s=began_s: now_s() + 1_000.0

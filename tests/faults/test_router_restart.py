@@ -53,7 +53,7 @@ def router(tmp_path):
     node.kill()
 
 
-def shown(router):
+def router_row(router):
     return httpx2.get(f"{router.url}/v1/router", headers=OPERATOR, timeout=HANG_S).json()
 
 
@@ -66,7 +66,7 @@ def restart(router, wait_s):
 
 def until_restarted(router, before):
     end_s = time.monotonic() + HANG_S
-    while (now := shown(router))["process"] == before["process"]:
+    while (now := router_row(router))["process"] == before["process"]:
         assert time.monotonic() < end_s, now
         time.sleep(0.05)
     return now
@@ -90,14 +90,14 @@ class Stream:
                 self._begun.set()
                 self.lines += [line] if line else []
 
-    def ended(self):
+    def final_lines(self):
         self._thread.join(HANG_S)
         assert not self._thread.is_alive()
         return self.lines
 
 
 def test_restarting_router_ends_its_stream_and_answers_waiting_requests(router):
-    before, stream, statuses = shown(router), Stream(router, 100), []
+    before, stream, statuses = router_row(router), Stream(router, 100), []
     again = restart(router, 60.0)
     asking = [
         threading.Thread(target=lambda n=n: statuses.append(ask(router, f"cat {n}").status_code))
@@ -105,7 +105,7 @@ def test_restarting_router_ends_its_stream_and_answers_waiting_requests(router):
     ]
     for each in asking:
         each.start()
-    lines = stream.ended()
+    lines = stream.final_lines()
     for each in asking:
         each.join(HANG_S)
     now = until_restarted(router, before)
@@ -117,9 +117,9 @@ def test_restarting_router_ends_its_stream_and_answers_waiting_requests(router):
 
 
 def test_stream_outlasting_the_wait_of_a_restart_ends_with_an_error(router):
-    before, stream = shown(router), Stream(router, 4000)
+    before, stream = router_row(router), Stream(router, 4000)
     restart(router, 0.5)
-    lines = stream.ended()
+    lines = stream.final_lines()
     until_restarted(router, before)
 
     assert "stopping" in lines[-1] or "stopping" in lines[-2], lines[-2:]
@@ -128,12 +128,12 @@ def test_stream_outlasting_the_wait_of_a_restart_ends_with_an_error(router):
 
 def test_standby_serves_while_the_active_router_restarts(tmp_path):
     with two_routers(tmp_path) as (_, one, two):
-        before, stream = shown(one), Stream(one, 100)
+        before, stream = router_row(one), Stream(one, 100)
         restart(one, 60.0)
         seconds_until_served(two)
-        lines = stream.ended()
+        lines = stream.final_lines()
         until_restarted(one, before)
-        roles = [shown(each)["role"] for each in (one, two)]
+        roles = [router_row(each)["role"] for each in (one, two)]
         forwarded = ask(one, "hello again").status_code
 
     assert lines[-1] == "data: [DONE]", lines[-2:]

@@ -118,7 +118,7 @@ def test_run_continues_after_its_agents_node_is_lost(tmp_path, run):
     deferred = [
         e for e in events if isinstance(e, Waited) and "edited after its next answer" in e.why
     ]
-    assert all("sam" in each.what for each in deferred), "the replica takes the other one over"
+    assert all("sam" in each.what for each in deferred), "the replica takes over the other agent"
     if run is run_over_http:  # in the router the run continues while the node is killed
         assert len(deferred) == 1
     verdicts = [v for e in events if isinstance(e, PhaseEnded) for v in e.verdicts]

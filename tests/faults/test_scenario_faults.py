@@ -114,7 +114,7 @@ def check_actions(nemesis: Nemesis, *actions: str) -> None:
 
     Phases in which one agent answers once, with one word, end before it could be moved.
     """
-    done = {(action.phase, action.what) for action in nemesis.actions}
+    done = {(action.phase, action.kind) for action in nemesis.actions}
     for phase in nemesis.scenario.phases:
         assert (phase.id, KILL) in done
         if len(list(phase.turns)) > 1:
@@ -126,7 +126,7 @@ def test_short_scenario_survives_kills_and_moves(tmp_path):
     scenario = read_scenario(NIGHT.encode(), "night.yaml")
     nemesis = run_disturbed(tmp_path, scenario, STEP_S, first_stays_away=True)
     check_actions(nemesis, MOVE)
-    done = {(action.phase, action.what) for action in nemesis.actions}
+    done = {(action.phase, action.kind) for action in nemesis.actions}
     assert done >= {("copy", BETWEEN), ("yard", BETWEEN)}
 
 

@@ -29,7 +29,7 @@ def model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
 
 
-def look(service) -> bool:
+def check_folders(service) -> bool:
     """Run the node's check of its folders now."""
     work = service.node.background.folders.look()
     return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
@@ -57,7 +57,7 @@ def model_folder(service) -> Path:
     return service._disk.root
 
 
-def longer(text: str) -> str:
+def lengthened(text: str) -> str:
     return f"{PROMPT}{text} and then {WORDS * 2}"
 
 
@@ -76,7 +76,7 @@ def test_removed_folder_is_recreated(model, tmp_path, part, encrypts):
         root = model_folder(service)
         removed = {"model": root, "data": tmp_path}.get(part, root / part)
         shutil.rmtree(removed)
-        second = ask(service, longer(first.text), agent="mira", **BRIEF)
+        second = ask(service, lengthened(first.text), agent="mira", **BRIEF)
         assert second.admitted.cache is CacheTier.HOT
         wait_until(lambda: view_of(service, "mira").durable)
         wait_until(lambda: service.node.health.degraded is None)
@@ -87,7 +87,7 @@ def test_removed_folder_is_recreated(model, tmp_path, part, encrypts):
         assert root.joinpath("sealed").exists() == encrypts
     with running(tmp_path, model, encrypt_at_rest=encrypts) as service:
         assert view_of(service, "mira").pinned
-        again = ask(service, longer(first.text), agent="mira", **BRIEF)
+        again = ask(service, lengthened(first.text), agent="mira", **BRIEF)
         assert again.admitted.cache is CacheTier.DISK
         assert again.text == second.text
 
@@ -106,7 +106,7 @@ def test_missing_folder_is_never_reported_as_durable(model, tmp_path):
         assert not reply.finished.durable
         assert service.node.health.degraded
         assert "memory only" in call(service, Flush(drop_hot=True), Done).detail
-        assert not look(service)
+        assert not check_folders(service)
         for agent in ("hot", "warm", "new"):
             assert not view_of(service, agent).durable
             assert service.node.resources.table.get((TENANT, agent)).cache is not None
@@ -115,7 +115,7 @@ def test_missing_folder_is_never_reported_as_durable(model, tmp_path):
         assert service.node.health.degraded
         root.unlink()
         away.rename(root)
-        assert look(service)
+        assert check_folders(service)
         wait_until(lambda: view_of(service, "new").durable and view_of(service, "hot").durable)
         wait_until(lambda: service.node.health.degraded is None)
         assert view_of(service, "warm") is None
@@ -136,7 +136,7 @@ def test_erased_agent_does_not_return_with_a_restored_folder(model, tmp_path):
         assert receipt.bytes_removed > 0
         shutil.rmtree(tmp_path / "data")
         shutil.copytree(copy, tmp_path / "data", symlinks=True)
-        assert look(service)
+        assert check_folders(service)
         wait_until(lambda: view_of(service, "kept").durable)
         assert view_of(service, "gone") is None
         call(service, Flush(drop_hot=True), Done)
@@ -153,18 +153,18 @@ def test_restored_older_record_is_replaced_by_the_one_in_memory(model, tmp_path)
     with running(tmp_path / "data", model) as service:
         first = ask(service, PROMPT, agent="mira", **BRIEF)
         shutil.copytree(tmp_path / "data", copy, symlinks=True)
-        second = ask(service, longer(first.text), agent="mira", **BRIEF)
+        second = ask(service, lengthened(first.text), agent="mira", **BRIEF)
         assert first.admitted.prompt_tokens > BLOCK_TOKENS
         assert second.finished.durable
         call(service, Flush(drop_hot=True), Done)
         tokens = view_of(service, "mira").tokens
         shutil.rmtree(tmp_path / "data")
         shutil.copytree(copy, tmp_path / "data", symlinks=True)
-        assert look(service)
+        assert check_folders(service)
         assert view_of(service, "mira").durable
         assert 0 < view_of(service, "mira").tokens < tokens
         require_sound(service)
-        assert ask(service, longer(first.text), agent="mira", **BRIEF).text == second.text
+        assert ask(service, lengthened(first.text), agent="mira", **BRIEF).text == second.text
 
 
 def test_receipt_does_not_count_missing_files(model, tmp_path):
@@ -180,7 +180,7 @@ def test_receipt_does_not_count_missing_files(model, tmp_path):
         ask(service, PROMPT, agent="mira2", **BRIEF)
         call(service, Flush(drop_hot=True), Done)
         shutil.rmtree(model_folder(service))
-        assert look(service)
+        assert check_folders(service)
         assert (erase(service, "mira2").bytes_removed) == 0
 
 
@@ -207,7 +207,7 @@ def drive(tmp_path):
     _unmount(path)
 
 
-def upkeep(service) -> None:
+def run_upkeep(service) -> None:
     work = service.node.background.upkeep.round()
     asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
 
@@ -218,20 +218,20 @@ def test_mount_point_of_an_unplugged_drive_is_not_filled(model, tmp_path, drive)
         saved = tmp_path / "saved"
         shutil.copytree(drive / "data", saved, symlinks=True)
         _unmount(drive)
-        second = ask(service, longer(first.text), agent="mira", **BRIEF)
+        second = ask(service, lengthened(first.text), agent="mira", **BRIEF)
         assert not second.finished.durable
-        assert not look(service)
+        assert not check_folders(service)
         call(service, Flush(), Done)
-        upkeep(service)
+        run_upkeep(service)
         assert list(drive.iterdir()) == []
         assert "gone" in service.node.health.degraded
         assert _mount(drive)
         shutil.copytree(saved, drive / "data", symlinks=True)
-        assert look(service)
+        assert check_folders(service)
         wait_until(lambda: view_of(service, "mira").durable)
         require_sound(service)
     with running(drive / "data", model) as service:
-        again = ask(service, longer(first.text), agent="mira", **BRIEF)
+        again = ask(service, lengthened(first.text), agent="mira", **BRIEF)
         assert again.admitted.cache is CacheTier.DISK
         assert again.text == second.text
 
@@ -255,17 +255,17 @@ def test_another_drive_at_the_same_path_is_not_touched(model, tmp_path, drive, o
             if other != "another node's":
                 identity.unlink()
         before = {path: path.stat().st_mtime_ns for path in drive.rglob("*")}
-        assert not ask(service, longer(first.text), agent="mira", **BRIEF).finished.durable
-        assert not look(service)
+        assert not ask(service, lengthened(first.text), agent="mira", **BRIEF).finished.durable
+        assert not check_folders(service)
         call(service, Flush(), Done)
-        upkeep(service)
+        run_upkeep(service)
         assert {path: path.stat().st_mtime_ns for path in drive.rglob("*")} == before
         assert "another drive is mounted" in service.node.view().degraded
         assert not view_of(service, "cold").durable
         _unmount(drive)
         assert _mount(drive)
         shutil.copytree(saved, drive / "data", symlinks=True)
-        assert look(service)
+        assert check_folders(service)
         wait_until(lambda: view_of(service, "mira").durable and view_of(service, "cold").durable)
         require_sound(service)
         assert ask(service, PROMPT[9:], agent="cold", **BRIEF).admitted.cache is CacheTier.DISK
@@ -280,7 +280,7 @@ def test_recreated_folder_keeps_its_identity(model, tmp_path, caplog):
         ask(service, PROMPT, agent="mira", **BRIEF)
         first = path.read_bytes()
         shutil.rmtree(tmp_path / "node-a")
-        assert look(service)
+        assert check_folders(service)
         assert path.read_bytes() == first, "the drive is not treated as another one"
     with running(tmp_path, model):
         assert path.read_bytes() == first

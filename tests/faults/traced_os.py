@@ -12,7 +12,7 @@ PATCHED = ("open", "close", "writev", "fsync", "rename", "unlink", "mkdir")
 
 
 class Killed(BaseException):
-    """The traced process died here; later operations have no effect."""
+    """Raised when the traced process dies; later operations have no effect."""
 
 
 class TracedOs:

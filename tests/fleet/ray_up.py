@@ -73,7 +73,7 @@ while True:
 
 
 def client_argv(url: str, key: str, agent: str, code: str, *until: str) -> list[str]:
-    """Return a laptop client's command that asks for `code`, once or until a file exists."""
+    """Return a laptop command that requests `code`, once or until a file exists."""
     trusting = ["env", f"SSL_CERT_FILE={AUTHORITY}", f"{ROOT}/.venv/bin/python", "-c", CLIENT]
     return [*trusting, url, key, agent, code, *until]
 

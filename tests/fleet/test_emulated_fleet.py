@@ -208,7 +208,7 @@ def test_fleet_command_works_on_a_fleet_of_another_process(fleet):
     [
         (("cut", "--fleet", "N", "0", "en9"), "Mac 0 has no en9"),
         (("exec", "--fleet", "N", "9", "true"), "there is no Mac 9"),
-        (("exec", "--fleet", "99", "0", "true"), "say which fleet"),
+        (("exec", "--fleet", "99", "0", "true"), "name a fleet"),
         (("down", "--fleet", "N"), "belongs to process"),
         (("block", "--fleet", "N", "0", "7"), "there is no"),
     ],

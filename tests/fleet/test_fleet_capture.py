@@ -1,4 +1,4 @@
-"""An eavesdropper on the Ethernet or cables of three Macs, from `ray up` on, learns nothing."""
+"""Traffic of three Macs by Ethernet and cables, captured from `ray up` on, has no secrets."""
 
 import json
 import secrets
@@ -106,7 +106,7 @@ def test_traffic_of_a_fleet_reveals_no_secret():
         for text in planted.values():
             plant(fleet, fabric, 0, 2, fleet.ethernet_host(2), text)
             plant(fleet, fabric, 0, 1, fleet.thunderbolt_host(1, 0), text)
-        time.sleep(0.5)  # let packets in transit be captured
+        time.sleep(0.5)  # so that packets in transit are captured
     ethernet = {tap: seen for tap, seen in taps.items() if tap[1] == ETHERNET}
     cables = {tap: seen for tap, seen in taps.items() if tap[1] != ETHERNET}
 

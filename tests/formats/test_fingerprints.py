@@ -64,7 +64,7 @@ def test_architectures_keep_their_layout(name: str, known: str) -> None:
 
 
 def test_every_layout_field_has_a_word() -> None:
-    """A field without a word would let two layouts share a folder."""
+    """Every field has a word, or two layouts could share a folder."""
     for kind, (_, words) in WORDS.items():
         assert len(words) == len(fields(kind)), kind.__name__
     assert KIND_WORDS.keys() == set(LayerKind)

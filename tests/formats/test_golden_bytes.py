@@ -38,7 +38,7 @@ def test_encoded_bytes_equal_golden_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(CODED))
 def test_golden_bytes_are_decoded(name: str) -> None:
-    """Golden bytes are decoded whatever is written now: an update must not lose a store."""
+    """Golden bytes stay readable when new ones are written: an update must not lose a store."""
     value, _, decode = CODED[name]
     assert decode(GOLDEN[name]) == value
 

@@ -25,7 +25,7 @@ from fabric.record.hibernation_file import (
 )
 from fabric.record.hibernation_file import MAGIC as FILE_MAGIC
 from fabric.record.manifest import MAGIC, Manifest, Placed, decode_manifest, encode_manifest
-from fabric.record.rekey import rekeyed
+from fabric.record.rekey import rekey_record
 from tests.fuzz.bounds_inputs import rebuilt_bounds, require_bounds
 from tests.fuzz.edited_inputs import edited_record, rebuilt_edits, use
 from tests.fuzz.mutation import mutate_bytes, mutate_tree, spell_msgpack
@@ -50,7 +50,7 @@ def parse_agent_file(raw: bytes) -> object:
             if frame.kind is FrameKind.RECORD:
                 record += frame.body
     reader.finish()
-    resumed = rekeyed(decode_manifest(bytes(record)), header, MIXED, SALT, VOCABULARY)
+    resumed = rekey_record(decode_manifest(bytes(record)), header, MIXED, SALT, VOCABULARY)
     require_bounds(resumed.record)
     use(resumed.record)
     return resumed

@@ -51,7 +51,7 @@ def test_directive_edits_only_its_own_of_equal_messages(tmp_path):
 @pytest.mark.parametrize("name", relay.trained())
 def test_most_edits_fulfil_the_contract(name):
     stories = [contract.story(random.Random(f"nightly:{n}")) for n in range(MANY)]
-    played = contract.played(name, stories, (0,))
+    played = contract.play_stories(name, stories, (0,))
     rates = contract.rates(stories, played)
     assert rates["references differ"] >= 0.9
     assert rates["contract holds"] >= contract.HOLDS_MIN

@@ -79,7 +79,7 @@ class Bench:
 
     def answer(self, prompt: list[int], sampling: Sampling) -> list[int]:
         """Return the answer of a sequence that runs alone."""
-        return ended(self.submit(prompt, sampling)[1]).answer_ids
+        return drain_events(self.submit(prompt, sampling)[1]).answer_ids
 
     def bytes_of(self, cache: ResidentCache) -> bytes:
         """Return a cache's exact contents."""
@@ -111,7 +111,7 @@ def wait(events: Events) -> Ended | Broke:
             return event
 
 
-def ended(events: Events) -> Ended:
+def drain_events(events: Events) -> Ended:
     """Drain the events of a sequence that must end without an error."""
     event = wait(events)
     assert isinstance(event, Ended)

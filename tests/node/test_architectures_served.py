@@ -94,7 +94,7 @@ def test_changed_answer_text_recomputes_only_that_answer(name, tmp_path):
     """
     model = str(write_model(tmp_path / name, ARCHITECTURES[name]))
 
-    def second(service: NodeService, between: Callable[[], NodeService]) -> Reply:
+    def take_second_turn(service: NodeService, between: Callable[[], NodeService]) -> Reply:
         messages = [SYSTEM, {"role": "user", "content": TURNS[0]}]
         first = ask(service, messages, agent="agent", max_tokens=6, ignore_eos=True)
         messages += [{"role": "assistant", "content": "another"}, {"role": "user", "content": "?"}]
@@ -105,7 +105,7 @@ def test_changed_answer_text_recomputes_only_that_answer(name, tmp_path):
         return reply
 
     with running(tmp_path, model, "calm") as undisturbed:
-        hot = second(undisturbed, lambda: undisturbed)
+        hot = take_second_turn(undisturbed, lambda: undisturbed)
     services = [start_service(tmp_path, model, "reborn")]
 
     def restart() -> NodeService:
@@ -113,7 +113,7 @@ def test_changed_answer_text_recomputes_only_that_answer(name, tmp_path):
         services.append(start_service(tmp_path, model, "reborn"))
         return services[-1]
 
-    cold = second(services[0], restart)
+    cold = take_second_turn(services[0], restart)
     services[-1].stop()
     assert hot.admitted.cache is CacheTier.HOT
     assert cold.admitted.cache is CacheTier.DISK

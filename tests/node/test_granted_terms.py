@@ -1,4 +1,4 @@
-"""A node obeys the router whose term it granted, also after a restart."""
+"""A node accepts only the router whose term it granted, also after a restart."""
 
 import asyncio
 from functools import partial

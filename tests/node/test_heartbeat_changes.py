@@ -94,7 +94,7 @@ class Router:
 
     def apply(self, changes, base):
         same = base is not None and base.incarnation == changes.incarnation
-        self.view = changes.applied_to(base if same else None)
+        self.view = changes.apply_to(base if same else None)
         self.known = changes.view, changes.links
 
 

@@ -1,4 +1,4 @@
-"""What a node's process learns about how the previous one ended."""
+"""Records of how the previous process of a node ended."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ def watch(folder, clock, kills=lambda: 3):
     return ExitWatch(folder, clock, kills)
 
 
-def test_first_run_knows_of_no_other(tmp_path):
+def test_first_run_has_no_previous_exit(tmp_path):
     assert watch(tmp_path, ManualClock()).begin() is None
 
 

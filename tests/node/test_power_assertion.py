@@ -86,7 +86,7 @@ async def test_assertion_is_held_during_work_and_some_seconds_longer(bench):
     assert not bench.power.is_held
     bench.is_busy = True
     await bench.step(1.0)
-    assert bench.power.is_held, "taken again at once, without a delay after the release"
+    assert bench.power.is_held, "acquired again at once, without a delay after the release"
 
 
 async def test_crashed_program_is_restarted_after_a_delay(bench):

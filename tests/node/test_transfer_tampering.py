@@ -50,7 +50,7 @@ class Meddler:
         return self._change(self._seen)
 
 
-def on_third(change):
+def change_third(change):
     """Apply `change` to the units seen so far once there are three."""
     return lambda seen: change(seen) if len(seen) == 3 else seen[-1].raw
 
@@ -62,16 +62,18 @@ def swap(seen):
 
 
 PAYLOAD_TRICKS = {
-    "flip the head": on_third(lambda seen: flipped(seen[2].frame, 20) + seen[2].payload),
-    "flip the head's mac": on_third(lambda seen: flipped(seen[2].frame, -1) + seen[2].payload),
-    "flip the payload": on_third(lambda seen: seen[2].frame + flipped(seen[2].payload, 77)),
-    "flip the payload's mac": on_third(lambda seen: seen[2].frame + flipped(seen[2].payload, -1)),
+    "flip the head": change_third(lambda seen: flipped(seen[2].frame, 20) + seen[2].payload),
+    "flip the head's mac": change_third(lambda seen: flipped(seen[2].frame, -1) + seen[2].payload),
+    "flip the payload": change_third(lambda seen: seen[2].frame + flipped(seen[2].payload, 77)),
+    "flip the payload's mac": change_third(
+        lambda seen: seen[2].frame + flipped(seen[2].payload, -1)
+    ),
     "swap slices": swap,
-    "swap payloads": on_third(lambda seen: seen[2].frame + seen[1].payload),
-    "repeat a slice": on_third(lambda seen: seen[1].raw + seen[2].raw),
-    "drop a slice": on_third(lambda _: b""),
-    "truncate": on_third(lambda seen: seen[2].raw[:-9_999]),
-    "hang up in a slice": on_third(lambda _: None),
+    "swap payloads": change_third(lambda seen: seen[2].frame + seen[1].payload),
+    "repeat a slice": change_third(lambda seen: seen[1].raw + seen[2].raw),
+    "drop a slice": change_third(lambda _: b""),
+    "truncate": change_third(lambda seen: seen[2].raw[:-9_999]),
+    "hang up in a slice": change_third(lambda _: None),
 }
 
 

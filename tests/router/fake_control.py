@@ -210,7 +210,7 @@ class FakeControl(FakeCopies):
         if memory.state is not OwnerState.OWNED:
             message = "not owned here"
             raise ConflictError(message, code="not_owner")
-        is_live = bool(self.running) and self.does.hands_over
+        is_live = bool(self.running) and self.behaviour.hands_over
         return Offer(memory.record(), b"ticket", self.view().addresses, live=is_live)
 
     async def _copy(self, call):
@@ -227,7 +227,7 @@ class FakeControl(FakeCopies):
         if memory.epoch != call.epoch:
             message = f"the agent is at epoch {memory.epoch}, not {call.epoch}"
             raise StaleEpochError(message)
-        if memory.busy and self.does.hands_over:
+        if memory.busy and self.behaviour.hands_over:
             memory.seal = call
             while memory.busy:  # noqa: ASYNC110 - a step of a fake
                 await asyncio.sleep(0.005)

@@ -56,8 +56,8 @@ class Behaviour:
     break_after: int | None = None  # cut the connection after so many events
     hands_over: bool = False  # sealing an agent ends its running turn
     hang: bool = False  # answer nothing at all
-    mute: set = field(default_factory=set)  # control calls that run, but get no reply
-    deaf: set = field(default_factory=set)  # control calls that are dropped
+    lost_replies: set = field(default_factory=set)  # control calls that run, but get no reply
+    dropped_calls: set = field(default_factory=set)  # control calls that are dropped
     fail: dict = field(default_factory=dict)  # control call: FabricError
     slow: dict = field(default_factory=dict)  # control call: seconds
 

@@ -61,7 +61,7 @@ class FakeNode(FakeControl):
         self.name = name
         self.model = model
         self.incarnation = incarnation
-        self.does = Behaviour()
+        self.behaviour = Behaviour()
         self.memory: dict[tuple, Memory] = {}
         self.blocks: set[str] = set()
         self.requests: list[GenerateRequest] = []
@@ -155,12 +155,12 @@ class FakeNode(FakeControl):
             message = f"the actor of {self.name} is dead"
             raise NodeLostError(message, self.name)
         self.calls[name] += 1
-        if self.does.hang or name in self.does.deaf:
+        if self.behaviour.hang or name in self.behaviour.dropped_calls:
             await asyncio.sleep(3600)
-        await asyncio.sleep(self.does.slow.get(name, 0.0))
+        await asyncio.sleep(self.behaviour.slow.get(name, 0.0))
         try:
-            if name in self.does.fail:
-                raise self.does.fail[name]
+            if name in self.behaviour.fail:
+                raise self.behaviour.fail[name]
             if type(call) not in self._handlers:  # as a node of an earlier version
                 message = "unknown control call"
                 raise RejectedError(message, code="unknown_call")
@@ -175,7 +175,7 @@ class FakeNode(FakeControl):
         except FabricError as error:
             wait = getattr(error, "retry_after_s", None)
             reply = ErrorReply(int(error.status), error.code, error.message, wait, error.param)
-        if name in self.does.mute or self.is_down:
+        if name in self.behaviour.lost_replies or self.is_down:
             message = "the answer was lost"
             raise NodeLostError(message, self.name)
         return encode_reply(reply)
@@ -188,15 +188,15 @@ class FakeNode(FakeControl):
         turn = from_plain(GenerateRequest, parse_json(await request.read()), "request")
         self.requests.append(turn)
         self.ports["turn"] = _port(request)
-        if self.does.hang:
+        if self.behaviour.hang:
             await asyncio.sleep(3600)
-        if self.does.raw_answer is not None:
-            status, body = self.does.raw_answer
+        if self.behaviour.raw_answer is not None:
+            status, body = self.behaviour.raw_answer
             return web.Response(status=status, body=body)
-        await asyncio.sleep(self.does.first_delay_s)
+        await asyncio.sleep(self.behaviour.first_delay_s)
         try:
-            if self.does.refuse is not None:
-                raise self.does.refuse
+            if self.behaviour.refuse is not None:
+                raise self.behaviour.refuse
             self.ballot.check(turn.term, time.monotonic())
             self.terms.append(turn.term)
             await self._wait_for_move(turn)
@@ -283,7 +283,7 @@ class FakeNode(FakeControl):
             len(text),
             cached,
             reason,
-            amortized_tokens=self.does.amortized_tokens,
+            amortized_tokens=self.behaviour.amortized_tokens,
         )
         events = [admitted, *self._answer(turn, text)]
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
@@ -292,7 +292,7 @@ class FakeNode(FakeControl):
         self.running += 1
         try:
             for count, event in enumerate(events):
-                if self.does.break_after == count:
+                if self.behaviour.break_after == count:
                     request.transport.abort()
                     return response
                 if isinstance(event, Finished) and turn.is_kept:
@@ -308,7 +308,7 @@ class FakeNode(FakeControl):
                 await response.write(raw)
                 if isinstance(event, HandedOver):
                     return response
-                await asyncio.sleep(self.does.delay_s)
+                await asyncio.sleep(self.behaviour.delay_s)
             self.finished += 1
         except (ConnectionError, asyncio.CancelledError):
             self.cancelled += 1
@@ -332,8 +332,8 @@ class FakeNode(FakeControl):
         self.changes += 1
 
     def _answer(self, turn, text):
-        if self.does.events is not None:
-            return self.does.events
+        if self.behaviour.events is not None:
+            return self.behaviour.events
         words = text.split()[-turn.sampling.max_tokens :]
         resumed_count = len(turn.resume.answer_ids) if turn.resume is not None else 0
         deltas = [Delta(i, word + " ") for i, word in enumerate(words)]

@@ -108,11 +108,6 @@ class Rig:
             await (client.close() if hasattr(client, "close") else client.aclose())
 
 
-class _Server(uvicorn.Server):
-    def install_signal_handlers(self):
-        pass
-
-
 @asynccontextmanager
 async def rig(
     names="abc",
@@ -155,7 +150,7 @@ async def rig(
         documented = Documented(app)
         config = http_config(documented, slots)
         config.timeout_graceful_shutdown = 1
-        server = _Server(config)
+        server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:  # noqa: ASYNC110 - uvicorn offers no event for it
             await asyncio.sleep(0.005)

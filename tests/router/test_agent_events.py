@@ -8,7 +8,15 @@ from router.events import (
     AgentMoved,
 )
 from router.fleet.directory import Directory
-from tests.router.fleet.test_directory import KEY, REPLICA, SEALED, apply_list, listing, noted, view
+from tests.router.fleet.test_directory import (
+    KEY,
+    REPLICA,
+    SEALED,
+    apply_list,
+    listing,
+    noted_view,
+    view,
+)
 
 
 def directory():
@@ -28,32 +36,32 @@ def test_agents_in_first_list_of_a_node_are_found_not_created():
 
 def test_turn_creates_agent_once_despite_later_list():
     known, published = directory()
-    known.note(KEY, noted("a", 1, 1.0))
+    known.note(KEY, noted_view("a", 1, 1.0))
     apply_list(known, listing("a", view("a", 1)), 2.0)
     assert published == [AgentCreated(KEY, "a", 1)]
 
 
 def test_move_is_one_event_in_any_order_of_reports():
     known, published = directory()
-    known.note(KEY, noted("a", 1, 1.0))
+    known.note(KEY, noted_view("a", 1, 1.0))
     apply_list(known, listing("a", view("a", 1, SEALED)), 2.0)
-    known.note(KEY, noted("b", 2, 3.0))
-    known.note(KEY, noted("a", 2, 4.0, REPLICA))
+    known.note(KEY, noted_view("b", 2, 3.0))
+    known.note(KEY, noted_view("a", 2, 4.0, REPLICA))
     apply_list(known, listing("b", view("b", 2)), 5.0)
     assert published[1:] == [AgentMoved(KEY, "a", "b", 2)]
 
-    known.note(KEY, noted("b", 3, 6.0, REPLICA))  # stepped down, and then taken over
-    known.note(KEY, noted("a", 4, 7.0))
+    known.note(KEY, noted_view("b", 3, 6.0, REPLICA))  # stepped down, and then taken over
+    known.note(KEY, noted_view("a", 4, 7.0))
     assert published[2:] == [AgentMoved(KEY, "b", "a", 4)]
 
 
 def test_agents_missing_from_list_are_evicted():
     known, published = directory()
-    known.note(KEY, noted("a", 1, 1.0))
-    known.note(KEY, noted("b", 1, 1.0, REPLICA))
+    known.note(KEY, noted_view("a", 1, 1.0))
+    known.note(KEY, noted_view("b", 1, 1.0, REPLICA))
     apply_list(known, listing("b"), 2.0)
     apply_list(known, listing("a"), 3.0)
-    known.note(KEY, noted("a", 2, 4.0))
+    known.note(KEY, noted_view("a", 2, 4.0))
 
     assert published[1:] == [
         AgentEvicted(KEY, "b", replica=True),
@@ -64,11 +72,11 @@ def test_agents_missing_from_list_are_evicted():
 
 def test_erasure_is_one_event_and_no_eviction():
     known, published = directory()
-    known.note(KEY, noted("a", 1, 1.0))
+    known.note(KEY, noted_view("a", 1, 1.0))
     known.floor = lambda _: 100
     known.note_erased(KEY)
     known.note_erased(KEY)
     known.forget(KEY, "a")
-    known.note(KEY, noted("b", 101, 2.0))
+    known.note(KEY, noted_view("b", 101, 2.0))
 
     assert published[1:] == [AgentErased(KEY), AgentCreated(KEY, "b", 101)]

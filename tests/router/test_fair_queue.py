@@ -123,7 +123,7 @@ def test_a_tenant_that_may_not_go_is_passed_over_without_credit():
 
 
 @pytest.mark.parametrize("weight", [2.0, 3.0])
-def test_weights_are_shares_of_what_leaves(weight):
+def test_weights_are_shares_of_the_items_that_leave(weight):
     queue = FairQueue({"a": weight, "b": 1.0}.__getitem__)
     for number in range(100):
         queue.put("a", ("a", number), 1.0)

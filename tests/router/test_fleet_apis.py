@@ -61,7 +61,7 @@ async def test_health_is_degraded_after_an_unsaved_turn():
         node, http = fabric["node-a"], fabric.http()
         assert (await http.get("/healthz")).json()["status"] == "ok"
         node.view_changes["degraded"] = "the data folder is gone"
-        node.does.events = [Delta(0, "x"), Finished(FinishReason.STOP, 1, durable=False)]
+        node.behaviour.events = [Delta(0, "x"), Finished(FinishReason.STOP, 1, durable=False)]
         await fabric.chat("hello")
         assert (await http.get("/healthz")).json()["status"] == "degraded"
 

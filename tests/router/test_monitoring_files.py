@@ -131,9 +131,7 @@ async def metrics_text(anyio_backend):
 
 
 @pytest.mark.parametrize(("where", "text", "shown"), EXPRESSIONS)
-async def test_expression_parses_and_names_only_what_the_router_exports(
-    metrics_text, where, text, shown
-):
+async def test_expression_parses_and_names_only_exported_metrics(metrics_text, where, text, shown):
     known = labels_known(metrics_text)
     metrics, grouped = parts_of(text)
     labels = set(OF_PROMETHEUS)
@@ -175,7 +173,7 @@ def test_states_that_rules_select_are_states_of_nodes():
                 assert {v for _, value in matchers for v in value.split("|")} <= named
 
 
-def test_rules_cover_what_an_operator_is_woken_for():
+def test_alert_rules_cover_paging_conditions():
     needed = {
         "RouterDown", "NodeDown", "NodeSuspect", "DiskNearlyFull", "MemoryPressure",
         "SlowFirstToken", "ErrorRate", "TenantRefused", "DamagedBlocks", "CertificateExpiry",

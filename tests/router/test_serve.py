@@ -64,7 +64,7 @@ async def test_router_serves_from_first_ready_node_until_signal():
         async with httpx2.AsyncClient(base_url=url_by_ipv6, verify=False) as by_ipv6:
             listed = await by_ipv6.get("/v1/models")
             health = await by_ipv6.get("/healthz", headers={OPERATOR_HEADER: OPERATOR_KEY})
-        node.does.delay_s = 0.01
+        node.behaviour.delay_s = 0.01
         chat = {"model": MODEL, "messages": [{"role": "user", "content": "x " * 30}]}
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=chat))
         await until(lambda: node.running)
@@ -284,7 +284,7 @@ def test_router_finds_nodes_in_ray_and_survives_their_death(tmp_path):
     assert ready["nodes"] == ["node-a"]
     assert first.choices[0].message.content == "<user>one two "
     assert after.headers["x-macfabric-node"] == "node-b"
-    # A router that does not know all nodes skips all epochs that another may have issued.
+    # A router that has not found all nodes skips all epochs that another may have issued.
     assert int(after.headers["x-macfabric-epoch"]) > 1
     assert status == 0, log
     assert "Traceback" not in log, log

@@ -53,7 +53,7 @@ async def test_new_agents_spread_when_started_at_once(rates):
         report_rates(fabric, REPORTED_RATES[rates])
         await fabric.fleet.membership.refresh()
         for node in fabric.nodes.values():
-            node.does.first_delay_s = 0.2
+            node.behaviour.first_delay_s = 0.2
         answers = await asyncio.gather(
             *(fabric.chat(f"I am {i}", agent=f"agent-{i}") for i in range(COUNT))
         )

@@ -23,13 +23,13 @@ def chat(text="hello", **more):
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
 
 
-async def say(router, *, headers=AUTH, **more):
+async def post_chat(router, *, headers=AUTH, **more):
     return await router.http.post("/v1/chat/completions", json=chat(**more), headers=headers)
 
 
 async def test_standby_forwards_requests_to_the_active_router():
     async with pair() as (fabric, one, two):
-        answer = await say(two)
+        answer = await post_chat(two)
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-macfabric-node"] in fabric.nodes
         async with two.http.stream(
@@ -49,10 +49,10 @@ async def test_standby_forwards_requests_to_the_active_router():
 async def test_standby_refuses_unknown_keys():
     async with pair(loopback_without_key=False) as (_, one, two):
         for headers in ({}, {"authorization": "Bearer a-key-that-nobody-has"}):
-            assert (await say(two, headers=headers)).status_code == 401
+            assert (await post_chat(two, headers=headers)).status_code == 401
         forged = {CALLER_HEADER: "WyJvbmUiLCBudWxsXQ==", PROOF_HEADER: "0" * 64}
         for router in (one, two):
-            assert (await say(router, headers=forged)).status_code == 401
+            assert (await post_chat(router, headers=forged)).status_code == 401
         nodes = await two.http.get("/v1/nodes", headers={OPERATOR_HEADER: OPERATOR_KEY})
         assert nodes.status_code == 200
         assert all("incarnation" in row for row in nodes.json()["data"]), "the operator's view"
@@ -61,19 +61,19 @@ async def test_standby_refuses_unknown_keys():
 async def test_stopped_router_hands_over_at_once():
     async with pair() as (_fabric, one, two):
         before = one.keeper.held()
-        named = await say(one, headers={**AUTH, "x-agent-id": "anna"})
+        named = await post_chat(one, headers={**AUTH, "x-agent-id": "anna"})
         one.task.cancel()
         await asyncio.gather(one.task, return_exceptions=True)
         await until(lambda: two.keeper.is_active)
         assert two.keeper.held() > before
-        after = await say(two, headers={**AUTH, "x-agent-id": "anna"})
+        after = await post_chat(two, headers={**AUTH, "x-agent-id": "anna"})
         assert after.headers["x-macfabric-node"] == named.headers["x-macfabric-node"]
         assert int(after.headers["x-macfabric-epoch"]) >= int(named.headers["x-macfabric-epoch"])
 
 
 async def test_router_without_renewal_stops_forwards_and_is_fenced():
     async with pair() as (fabric, one, two):
-        await say(one)
+        await post_chat(one)
         old_term = one.keeper.held()
 
         async def hang():
@@ -82,12 +82,12 @@ async def test_router_without_renewal_stops_forwards_and_is_fenced():
         with mock.patch.object(one.keeper, "_step", hang):
             await until(lambda: two.keeper.is_active and one.keeper.active_url == two.url)
             assert not one.keeper.is_active
-            assert (await say(one)).status_code == 200, "forwarded to the other router"
+            assert (await post_chat(one)).status_code == 200, "forwarded to the other router"
             with (
                 mock.patch.object(one.keeper, "current", return_value=old_term),
                 mock.patch.object(TermKeeper, "is_active", property(lambda _: True)),
             ):
-                refused = await say(one)
+                refused = await post_chat(one)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "old_router")
         assert "retry-after" in refused.headers
         lasts = [node.terms[-1] for node in fabric.nodes.values() if node.terms]
@@ -98,10 +98,10 @@ async def test_router_without_renewal_stops_forwards_and_is_fenced():
 async def test_client_gets_retry_after_without_an_active_router():
     async with pair() as (fabric, one, two):
         for node in fabric.nodes.values():
-            node.does.fail["grant_term"] = RetryLaterError("cut off")
+            node.behaviour.fail["grant_term"] = RetryLaterError("cut off")
         one.task.cancel()
         await asyncio.gather(one.task, return_exceptions=True)
-        refused = await say(two)
+        refused = await post_chat(two)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["error"]["code"] == "no_active_router"
         assert (await two.http.get("/healthz")).status_code == 200
@@ -118,7 +118,7 @@ async def test_two_voters_warn_and_promotion_by_hand_works():
         assert (await two.http.post("/v1/router/promote", headers=AUTH)).status_code == 403
         promoted = await two.http.post("/v1/router/promote", headers=operator)
         assert (promoted.status_code, promoted.json()["promoted"]) == (200, True)
-        assert (await say(two)).status_code == 200
+        assert (await post_chat(two)).status_code == 200
         metrics = (await two.http.get("/metrics", headers=operator)).text
         assert "macfabric_router_active 1.0" in metrics
 
@@ -137,7 +137,7 @@ def test_the_number_of_voters_must_be_known():
 
 async def test_request_to_a_frozen_router_is_answered_when_another_takes_over():
     async with pair() as (_, one, two):
-        assert (await say(two)).status_code == 200
+        assert (await post_chat(two)).status_code == 200
 
         async def hang(*_, **__):
             await asyncio.sleep(3600)
@@ -146,7 +146,7 @@ async def test_request_to_a_frozen_router_is_answered_when_another_takes_over():
             mock.patch.object(one.keeper, "_step", hang),
             mock.patch.object(aiohttp.ClientSession, "request", hang),
         ):
-            refused = await say(two)
+            refused = await post_chat(two)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert two.keeper.is_active
-        assert (await say(two)).status_code == 200
+        assert (await post_chat(two)).status_code == 200

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.anyio
 async def test_requests_outlasting_the_stop_get_503_without_log_noise(caplog):
     async with rig("ab") as fabric:
         for node in fabric.nodes.values():
-            node.does.first_delay_s = 3600.0
+            node.behaviour.first_delay_s = 3600.0
         asking = asyncio.create_task(fabric.chat("hello", agent="alice"))
         await until(lambda: sum(len(node.requests) for node in fabric.nodes.values()) == 1)
         for node in fabric.nodes.values():
-            node.does.first_delay_s, node.does.delay_s = 0.0, 3600.0
+            node.behaviour.first_delay_s, node.behaviour.delay_s = 0.0, 3600.0
         streaming = asyncio.create_task(fabric.chat("one two three", agent="bob", stream=True))
         await until(lambda: sum(node.running for node in fabric.nodes.values()) > 0)
         fabric.server.should_exit = True

@@ -28,7 +28,7 @@ def stop_of(fabric, wait_s, reports=None):
 
 def set_delay(fabric, delay_s):
     for node in fabric.nodes.values():
-        node.does.delay_s = delay_s
+        node.behaviour.delay_s = delay_s
 
 
 async def wait_until_running(fabric):
@@ -87,11 +87,11 @@ async def test_unstreamed_turn_outlasting_the_wait_is_503():
     async with rig("ab") as fabric:
         set_delay(fabric, 3600.0)
         for node in fabric.nodes.values():
-            node.does.first_delay_s = 3600.0
+            node.behaviour.first_delay_s = 3600.0
         waiting_turn = asyncio.create_task(fabric.chat("hello", agent="alice"))
         await until(lambda: sum(len(node.requests) for node in fabric.nodes.values()) == 1)
         for node in fabric.nodes.values():
-            node.does.first_delay_s = 0.0
+            node.behaviour.first_delay_s = 0.0
         running_turn = asyncio.create_task(fabric.chat("one two", agent="bob"))
         await wait_until_running(fabric)
         stop = stop_of(fabric, 0.2)

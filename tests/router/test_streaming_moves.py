@@ -20,7 +20,7 @@ WORDS = " ".join(f"w{number}" for number in range(60))
 async def streaming_move(fabric, during=None):
     """Move alice while her answer streams; return the nodes, the streamed text and the move."""
     source, target = await begin_turn(fabric)
-    source.does.hands_over, source.does.delay_s = True, 0.01
+    source.behaviour.hands_over, source.behaviour.delay_s = True, 0.01
     running = asyncio.create_task(
         fabric.chat(LONG, "x", WORDS, agent="alice", stream=True, max_tokens=40)
     )
@@ -42,7 +42,7 @@ async def test_streaming_turn_waits_on_target_during_commit():
     async with rig("ab") as fabric:
 
         async def during(source, target):
-            target.does.slow["commit_migration"] = 0.3
+            target.behaviour.slow["commit_migration"] = 0.3
             await until(lambda: target.requests)
             assert target.memory == {}, "the turn arrives before its agent"
             assert target.requests[0].after is not None
@@ -82,7 +82,7 @@ async def test_resent_turn_uses_the_reported_edit_mode(
         node._answer = lambda request, text: (
             answer(request, text) if request.was_admitted else [HandedOver(None)]
         )
-        node.does.amortized_tokens = amortized_tokens
+        node.behaviour.amortized_tokens = amortized_tokens
         wish = {"edits": "anywhere"}
         reply = await fabric.chat("x", WORDS, agent="alice", max_tokens=40, macfabric=wish)
 
@@ -98,11 +98,11 @@ async def test_stream_continues_on_actual_owner_after_failed_commit(how, monkeyp
 
         async def during(source, target):
             if how == "refused":
-                target.does.fail["commit_migration"] = CorruptDataError("bits")
+                target.behaviour.fail["commit_migration"] = CorruptDataError("bits")
             elif how == "never arrived":
-                target.does.deaf.add("commit_migration")
+                target.behaviour.dropped_calls.add("commit_migration")
             else:
-                target.does.mute.add("commit_migration")
+                target.behaviour.lost_replies.add("commit_migration")
 
         source, target, text, moved = await streaming_move(fabric, during)
 
@@ -117,8 +117,8 @@ async def test_turn_sent_ahead_is_cancelled_when_move_fails():
     async with rig("ab") as fabric:
 
         async def during(source, target):
-            target.does.fail["commit_migration"] = CorruptDataError("bits")
-            target.does.fail["abort_migration"] = CorruptDataError("bits")
+            target.behaviour.fail["commit_migration"] = CorruptDataError("bits")
+            target.behaviour.fail["abort_migration"] = CorruptDataError("bits")
             await until(lambda: target.requests)
 
         _, target, text, moved = await streaming_move(fabric, during)

@@ -72,7 +72,7 @@ class Chaos:
         await asyncio.sleep(BEGIN_S + (END_S - BEGIN_S) * self._random.random())
         await work()
 
-    def _some_node(self):
+    def _choose_node(self):
         return self._random.choice(list(self._world.nodes.values()))
 
     def _is_well(self, host):
@@ -81,7 +81,7 @@ class Chaos:
     # --- faults ------------------------------------------------------------------------------
 
     async def _crash(self):
-        host = self._some_node()
+        host = self._choose_node()
         if self._is_well(host):
             self._world.note(f"kill {host.name}")
             host.kill()
@@ -132,13 +132,13 @@ class Chaos:
             self._world.network.schedule(router_s + delay_s, host.boot)
 
     async def _crash_in_write(self):
-        host = self._some_node()
+        host = self._choose_node()
         if self._is_well(host):
             host.drive.crash_in = self._random.randrange(1, 12)
             self._world.note(f"{host.name} will die in write {host.drive.crash_in}")
 
     async def _restart(self):
-        host = self._some_node()
+        host = self._choose_node()
         if self._is_well(host) and host.is_serving:
             self._world.note(f"stop {host.name}")
             process = host.process
@@ -151,7 +151,7 @@ class Chaos:
                 host.kill()
 
     async def _hang(self):
-        await self._freeze(self._some_node())
+        await self._freeze(self._choose_node())
 
     async def _router_hang(self):
         await self._freeze(self._world.router)
@@ -216,7 +216,7 @@ class Chaos:
 
     async def _drop_requests(self):
         """Drop the router's requests to a node; its replies still arrive."""
-        host, key = self._some_node(), self._world.clients.talks[0].key
+        host, key = self._choose_node(), self._world.clients.talks[0].key
         for _ in range(40):
             running = [each for each in self._world.nodes.values() if _is_running(each, key)]
             if running:
@@ -237,14 +237,14 @@ class Chaos:
             self._world.watch.on_trouble(name, change)
 
     async def _disk_full(self):
-        drive = self._some_node().drive
+        drive = self._choose_node().drive
         self._world.note("a disk is full")
         drive.is_full = drive.has_been_full = True
         await asyncio.sleep(6.0 * self._random.random())
         drive.is_full = False
 
     async def _disk_errors(self):
-        drive = self._some_node().drive
+        drive = self._choose_node().drive
         self._world.note("a disk fails now and then")
         drive.error_odds, drive.has_failed = 0.2, True
         drive.is_sticky = self._random.random() < 0.3
@@ -252,7 +252,7 @@ class Chaos:
         drive.error_odds, drive.is_sticky = 0.0, False
 
     async def _damage(self):
-        host = self._some_node()
+        host = self._choose_node()
         self._world.note(f"{host.name}: damaged {self._hurt(host)}")
 
     def _hurt(self, host, name="blocks/"):
@@ -266,7 +266,7 @@ class Chaos:
 
     async def _lose_an_edit(self):
         """Damage a block of an edited record, scrub the node, and have the record repaired."""
-        host, agent = await self._some_edited()
+        host, agent = await self._find_edited_agent()
         if host is None:
             return
         blocks = agent.saved.pieces.blocks
@@ -282,7 +282,7 @@ class Chaos:
 
     async def _refuse_an_edit(self):
         """Fill a disk until a turn of an agent with edited memory stays unsaved."""
-        host, agent = await self._some_edited()
+        host, agent = await self._find_edited_agent()
         if host is None:
             return
         self._world.note(f"{host.name}: full until {agent.key} is in memory only")
@@ -293,7 +293,7 @@ class Chaos:
             await asyncio.sleep(0.5)
         host.drive.is_full = False
 
-    async def _some_edited(self):
+    async def _find_edited_agent(self):
         """Wait for an agent whose record was edited; return its host and the agent."""
         for _ in range(EDIT_POLLS):
             hosts = [host for host in self._world.nodes.values() if self._is_well(host)]
@@ -304,7 +304,7 @@ class Chaos:
         return None, None
 
     async def _slow_disk(self):
-        drive = self._some_node().drive
+        drive = self._choose_node().drive
         self._world.note("a disk is slow")
         drive.slow_s = self._random.choice([0.01, 0.1, 0.5])
         await asyncio.sleep(6.0 * self._random.random())
@@ -312,7 +312,7 @@ class Chaos:
 
     async def _point_fault(self):
         """Fail one write; later the node may restart from its disk."""
-        host, random = self._some_node(), self._random
+        host, random = self._choose_node(), self._random
         host.drive.fault = PointFault(random.randrange(12), random.random() < 0.7)
         await asyncio.sleep(random.choice([1.0, 4.0]) * random.random())
         fault = host.drive.fault

@@ -249,7 +249,7 @@ class Clients:
         if services is None or world.router.process.is_frozen:
             return
         began_s = world.loop.now_s
-        world.directing.verbs.forget(talk.key)  # whatever the outcome
+        world.directing.verbs.forget(talk.key)  # regardless of the outcome
         series, derived = world.lineage.begin_series(talk.key), world.lineage.derived()
         begun_count, is_alone = world.lineage.begun_count, not self._erasing
         self._erasing.add(talk.key)

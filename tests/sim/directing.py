@@ -84,7 +84,11 @@ class Directing:
         if random.random() >= ACTION_ODDS:
             return
         changes = [self._post] * 10 + [self._undo] * 3 + [self._undo_all, self._supersede]
-        others = [self._rebuild, self._show] + [self._copy] * 2 + [self.verbs.change_settings] * 4
+        others = (
+            [self._rebuild, self._check_listing]
+            + [self._copy] * 2
+            + [self.verbs.change_settings] * 4
+        )
         if _operations(self.judge.of(talk)):
             others += [self._copy] * 4
         action = random.choice([*changes, *others])
@@ -94,7 +98,7 @@ class Directing:
             return
         await action(talk)
         if random.random() < SHOW_ODDS:
-            await self._show(talk)
+            await self._check_listing(talk)
 
     async def end(self, talk):
         """Wait for a change made concurrently with a conversation's turns."""
@@ -197,7 +201,7 @@ class Directing:
         if row is not None and not talk.attempts:
             self.judge.of(talk).exact_since = REBUILD
 
-    async def _show(self, talk):
+    async def _check_listing(self, talk):
         row, _ = await self._api.repeat_call(talk, self.stream(talk), "show")
         if row is not None:
             self.judge.check_listed(talk, row["directives"], row["node"])

@@ -168,8 +168,8 @@ class DirectiveJudge:
 
     def check_listed(self, talk, rows, node):
         """Check the directives that an agent's owner lists."""
-        known, listed = self.of(talk), [_listed(row) for row in rows]
-        edits = [[_as_listed(each) for each in state] for state in known.possible]
+        known, listed = self.of(talk), [_listed_edits(row) for row in rows]
+        edits = [[_expected_listing(each) for each in state] for state in known.possible]
         if listed not in edits and not self.is_lost(talk, node):
             self._world.fail(f"{talk.name}: {node} lists {listed}, not {edits}")
 
@@ -178,8 +178,10 @@ class DirectiveJudge:
         if talk.attempts or len(self.of(talk).possible) > 1 or self.is_lost(talk, node):
             return
         known = self.of(talk)
-        edits = Counter(_as_listed(each) for each in known.applied if each in known.possible[0])
-        applied = Counter(_listed(row) for row in rows if row["is_applied"])
+        edits = Counter(
+            _expected_listing(each) for each in known.applied if each in known.possible[0]
+        )
+        applied = Counter(_listed_edits(row) for row in rows if row["is_applied"])
         if edits - applied:
             self._world.fail(f"{talk.name}: {node} does not list {edits - applied} as applied")
 
@@ -188,12 +190,12 @@ def _trimmed(prompt):
     return re.sub(r"\x03 *([^\x03\x04]*?) *\x04", "\x03\\1\x04", prompt)
 
 
-def _listed(row):
+def _listed_edits(row):
     span = None if row["start"] is None else (row["start"], row["end"])
     is_exact = row["mode"] == EditMode.FORGET
     return row["operation"], is_exact, row["replacement_chars"], row["result_of"], span
 
 
-def _as_listed(edits):
+def _expected_listing(edits):
     chars = None if edits.replacement is None else len(edits.replacement)
     return edits.operation, edits.forgets, chars, edits.result_of, edits.span

@@ -122,7 +122,7 @@ class SimDisk:
 
     def publish(self, name, parts):
         self._step()
-        drive, name = self._alive(), self._root + name
+        drive, name = self._require_power(), self._root + name
         data = b"".join(bytes(part) for part in parts)
         if self._is_last_call():
             if drive.random.random() < 0.5:
@@ -185,7 +185,9 @@ class SimDisk:
 
     def list_names(self, directory):
         lead = f"{self._root}{directory}/"
-        names = [name.removeprefix(lead) for name in self._alive().files if name.startswith(lead)]
+        names = [
+            name.removeprefix(lead) for name in self._require_power().files if name.startswith(lead)
+        ]
         return sorted(names)
 
     def remove(self, name):
@@ -193,7 +195,7 @@ class SimDisk:
 
     def remove_all(self, names):
         self._step()
-        drive = self._alive()
+        drive = self._require_power()
         names = sorted(self._root + name for name in names)
         if self._is_last_call():
             for name in names:
@@ -215,7 +217,7 @@ class SimDisk:
 
     def quarantine(self, name, reason):
         self._step()
-        drive = self._alive()
+        drive = self._require_power()
         data = drive.drop(self._root + name)
         if data is not None:
             drive.quarantined += 1
@@ -229,22 +231,22 @@ class SimDisk:
         return DriveSpace(2 * FREE_BYTES, FREE_BYTES)
 
     def _find(self, name):
-        files = self._alive().files
+        files = self._require_power().files
         if self._root + name not in files:
             raise FileNotFoundError(name)
         return files[self._root + name]
 
-    def _alive(self):
+    def _require_power(self):
         if self._process.is_dead:
             raise PowerLostError
         return self._drive
 
     def _step(self):
-        """Let others run between two accesses of a worker, for as long as the drive takes."""
-        self._alive()
+        """Pause a worker between two accesses for as long as the drive takes."""
+        self._require_power()
         drive = self._drive
         pause(STEP_S + drive.slow_s * drive.random.random() if drive.slow_s else STEP_S)
-        self._alive()
+        self._require_power()
 
     def _is_last_call(self):
         drive = self._drive

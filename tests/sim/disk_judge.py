@@ -14,7 +14,7 @@ from tests.sim.node_host import CLUSTER_KEY, TOMBSTONES
 from tests.sim.router_host import ROUTER
 
 _RECORDS = "manifests/"
-WELL_S = 15.0  # after so long without trouble all nodes know all owners
+WELL_S = 15.0  # after so long without trouble all nodes have learned all owners
 
 
 class DiskJudge:

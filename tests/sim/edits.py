@@ -12,7 +12,7 @@ from unittest import mock
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId
 from fabric.kvcache.arrangement import shift_runs
-from fabric.turn.generation import Identity, IdentityKind, MatchKind
+from fabric.turn.generation import Identity, IdentityKind
 from node.turn.prefix import Prefixes
 from node.turn.turn_sequence import Sequences
 from tests.sim import oracle
@@ -46,12 +46,11 @@ class Edits:
         self._taken_out = {}  # by a talk's marker: its last edit's place, and the original message
         self._begun = defaultdict(list)  # by prompt: edited caches that answers began with
         self._begun_exactly = set()  # prompts, and resumed answers, that began with exact memory
-        self._copied = {}  # by talk: the identity of a client that repeats it
         self._amortized = {}  # by talk: its last messages answered from edited memory
         self._documents = _documents(world.stream("documents"))
-        self._anywhere = {}  # by talk: whether it asks for other agents' rows
+        self._anywhere = {}  # by talk: whether it requests other agents' rows
         self._borrowers = set()  # agents of such talks
-        self.amortized_count = self.borrowed_count = 0  # answers
+        self.amortized_count = 0  # answers
 
     @contextlib.contextmanager
     def taps(self):
@@ -215,7 +214,6 @@ class Edits:
             return False
         self._amortized[talk] = variant.messages
         self.amortized_count += 1
-        self.borrowed_count += admitted.match is MatchKind.SPANS
         return self._is_answer(tuple(map(ord, variant.prompt)), sampling, got)
 
     def _is_answer(self, prompt, sampling, got):

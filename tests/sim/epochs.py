@@ -1,4 +1,4 @@
-"""Epochs that one client has seen of its agents: they may never decrease.
+"""Epochs of a client's agents, as reported to it: they may never decrease.
 
 One router never issues an epoch twice, so epochs do not decrease during its life. The next router
 knows only what nodes report: while the newer claim's node is away it serves from the older owner,

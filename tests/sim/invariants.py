@@ -17,7 +17,6 @@ from tests.sim.edits import MOVABLE
 from tests.sim.memory import Memory
 from tests.sim.model import SimCache
 from tests.sim.node_host import CLUSTER_KEY
-from tests.sim.window import WINDOW_ENTRY_BYTES
 from tests.support.incoming import pinned_blocks
 
 LEFT_IN_PLACE = ("is stored but not indexed", "is no block")  # until a start that can remove it
@@ -265,7 +264,7 @@ class Invariants:
                     self._fail(f"{talk.name}: erased, and back on {node.name}")
 
     def _check_directory(self):
-        """Check that the router knows every agent's owner, and that no claim is in doubt."""
+        """Check that the directory has every agent's owner, and that no claim is undecided."""
         directory = self._world.router.services.fleet.directory
         if directory.undecided_agents():
             self._fail(f"still in doubt in the quiet state: {directory.undecided_agents()}")
@@ -310,13 +309,3 @@ class Invariants:
 def _hash_of(name):
     """Return the block hash in the name of a block file."""
     return name.removeprefix("blocks/").partition("-")[0]
-
-
-def _are_alike(hot, read):
-    """Say whether two caches hold the same; memory may have more of the windows than is needed."""
-    base = max(hot.window_base, read.window_base)
-    (held, first, rows, state), (other, begins, windows, another) = hot.parts(), read.parts()
-    rows = rows[(base - first) * WINDOW_ENTRY_BYTES :]
-    windows = windows[(base - begins) * WINDOW_ENTRY_BYTES :]
-    same = (held, rows, state) == (other, windows, another)
-    return same and hot.shifts == read.shifts

@@ -22,7 +22,6 @@ class Lending:
         self._forgetting = {}  # by talk: the operation that has its agent forget a loan's secret
         self._left_out = {}  # by talk: the secret that its client no longer sends
         self._forgotten = []  # each talk with a marker that its agent forgot
-        self.taken_back_count = self.forgotten_count = 0
 
     def is_due(self, talk):
         """Return whether a talk's agent is to be erased now."""
@@ -44,7 +43,7 @@ class Lending:
         borrowers = self._world.lineage.new_borrowers(talk.key)
         if not borrowers:
             return
-        ways = [self.move, self._replicate, self._fork, self._file, self._kill]
+        ways = [self.move, self._replicate, self._fork, self._copy_by_file, self._kill]
         if random.random() < SPREAD_ODDS:
             for spread in random.sample(ways, random.choice([1, 2, 3])):
                 await spread(random.choice(borrowers))
@@ -56,10 +55,9 @@ class Lending:
 
     async def _revoke(self, talk, loan):
         random, directing = self._random, self._world.directing
-        self.taken_back_count += 1
         if loan is not None and loan.readers and self._others.random() < READER_ODDS:
             reader = self._others.choice(loan.readers)
-            await self._others.choice([self._fork, self._file])(reader.key)
+            await self._others.choice([self._fork, self._copy_by_file])(reader.key)
             await self._world.clients.erase(reader)
             return
         if loan is not None and random.random() < ASK_ODDS:
@@ -77,7 +75,6 @@ class Lending:
         """Have an agent forget its secret."""
         operation = await self._world.directing.forget_message(talk, loan.secret)
         if operation is not None:
-            self.forgotten_count += 1
             self._world.lineage.forget_word(talk, loan.marker)
             self._forgetting[talk] = operation, loan
 
@@ -113,7 +110,7 @@ class Lending:
                 yield talk.name, marker
 
     def leave_secrets(self, talk):
-        """Record that copies of an erased agent may hold what it has forgotten."""
+        """Record that copies of an erased agent may hold words that it forgot."""
         self._forgotten = [each for each in self._forgotten if each[0] is not talk]
         self._world.lineage.remember_words(talk)
 
@@ -145,7 +142,7 @@ class Lending:
             lambda services: services.forks.fork(key, name, to, operation),
         )
 
-    async def _file(self, key):
+    async def _copy_by_file(self, key):
         self._mark_copied(key)
         name = AgentId(f"loan-{self._random.randrange(10**6)}")
         await self._world.chaos.actions.copy_by_file(key, name)

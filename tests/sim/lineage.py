@@ -121,7 +121,7 @@ class Lineage:
         self._forgotten[marker] = talk, self._world.loop.now_s
 
     def remember_words(self, talk):
-        """Record that an agent may read, and lend, what it has forgotten."""
+        """Record that an agent may read and lend words that it forgot."""
         self._forgotten = {
             marker: each for marker, each in self._forgotten.items() if each[0] is not talk
         }
@@ -168,7 +168,7 @@ class Lineage:
             self._world.fail(f"{where}: it has {problem}")
 
     def _problem(self, key, seen, node):
-        """Describe a revoked origin of memory; None if there is none that its node must know."""
+        """Describe a revoked origin of memory; None if its node need not know of any."""
         self.judged_count += any(agent != key for agent, _ in seen)
         for origin in sorted(seen & self._revoked.keys()):
             agent, series = origin
@@ -176,7 +176,7 @@ class Lineage:
             is_copy = agent in self._sources.get(key, ()) and origin not in self._erased
             if agent == key or is_copy:  # a private agent's file is its owner's
                 continue
-            if self._must_know(node, revoked_s):
+            if self._must_have_it(node, revoked_s):
                 return f"rows of {agent}, series {series}, revoked at {revoked_s:.1f} s"
         return None
 
@@ -186,7 +186,7 @@ class Lineage:
             for marker in sorted(Rows.words.get(entry, frozenset()) & self._forgotten.keys()):
                 talk, forgotten_s = self._forgotten[marker]
                 is_other = cache.owner not in {None, talk.key} and not talk.is_copied
-                if is_other and self._must_know(node, forgotten_s) and self._has_forgotten(talk):
+                if is_other and self._must_have_it(node, forgotten_s) and self._has_forgotten(talk):
                     return f"rows computed with {marker}, forgotten at {forgotten_s:.1f} s"
         return None
 
@@ -195,8 +195,8 @@ class Lineage:
         judge = self._world.directing.judge
         return talk.acked is None or not judge.is_lost(talk, talk.acked.node)
 
-    def _must_know(self, node, since_s):
-        """Return whether a node must know what was acknowledged then; at the end all must."""
+    def _must_have_it(self, node, since_s):
+        """Return whether a node must have changes acknowledged then; at the end all must."""
         watch, network = self._world.watch, self._world.network
         return node is None or (watch.was_well_since(node, since_s) and not network.is_bad)
 

@@ -36,7 +36,7 @@ class Process:
     tasks: list = field(default_factory=list)
 
     def context(self):
-        """Return a fresh context whose tasks belong to this process."""
+        """Return a new context whose tasks belong to this process."""
         context = copy_context()
         context.run(PROCESS.set, self)
         return context
@@ -190,8 +190,3 @@ class SimLoop(asyncio.BaseEventLoop):
         process.is_frozen = False
         stalled, process.stalled = process.stalled, []
         self._ready.extend(handle for handle in stalled if not handle._cancelled)
-
-    def here(self) -> Process:
-        process = PROCESS.get()
-        assert process is not None, "only called by a process"
-        return process

@@ -258,7 +258,7 @@ class SimCache:
         return self.windows.can_move(after, moves, grid, self.tokens_count)
 
     def rearrange(self, moves, grid=UNEDITED_GRID):
-        """Move entries as bytes, without computing them anew."""
+        """Move entries as bytes, without recomputing them."""
         assert not unshiftable_reason(self.spec), "rows stay in place"
         after = Arrangement(self.tokens_count, self.ahead, self.shifts).after(moves)
         rows = self._entries.reshape(-1, ENTRY_BYTES)

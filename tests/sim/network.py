@@ -47,7 +47,7 @@ class Network:
 
     @property
     def is_bad(self):
-        """Whether messages may come late, twice or not at all."""
+        """Whether messages may be delayed, duplicated or lost."""
         weather = self.weather
         return bool(weather.late_odds or weather.loss_odds or weather.double_odds)
 
@@ -77,7 +77,7 @@ class Network:
 
 
 class Pipe:
-    """One direction of a connection: what is put in comes out in order, or the pipe breaks."""
+    """One direction of a connection: chunks arrive in order, or the pipe breaks."""
 
     def __init__(self, network, source, target):
         self._network = network

@@ -99,7 +99,7 @@ class NodeHost:
         self._unanswered.clear()
         self._world.chaos.boot_later(self)
 
-    def _dying(self, process):
+    def _exit_callback(self, process):
         """Return a function that kills this process, and no later one, after a moment."""
         return lambda: self._world.loop.call_later(
             EXIT_S, lambda: None if process is not self.process else self.kill()
@@ -192,7 +192,7 @@ class NodeHost:
                         self._settings.hot_bytes,
                         lambda size: world.loop.call_soon(lambda: node.tiers.hot.make_room(size)),
                     ),
-                    end_process=self._dying(self.process),
+                    end_process=self._exit_callback(self.process),
                 ),
                 tokenizer=SimTokenizer(),
                 store=store,
@@ -228,11 +228,11 @@ class NodeHost:
         files = HibernationHttp(
             CLUSTER_KEY, self.node.moves.exports, self.node.moves.imports, self.node.terms
         )
-        control = ControlHttp(self.name, CLUSTER_KEY, self._by_http)
+        control = ControlHttp(self.name, CLUSTER_KEY, self._answer_http)
         more = [*files.routes(), *control.routes()]
         return build_app(CLUSTER_KEY, self.node.turns.serve, more)
 
-    async def _by_http(self, raw):
+    async def _answer_http(self, raw):
         calls = self._calls
         return _NOT_READY if calls is None else await calls.answer(raw, CallRoute.HTTP)
 

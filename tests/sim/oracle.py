@@ -5,7 +5,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from fabric.kvcache.cache_spec import CacheGroup
 from fabric.turn.generation import FinishReason
 from tests.sim.model import END, ENTRY_BYTES, FULL, SimCache
 from tests.sim.tokenizer import render
@@ -35,7 +34,7 @@ def _cache_of(ids, kind):
 
 
 def is_cache_of(cache, ids) -> bool:
-    """Return whether a cache holds what these tokens compute, all of it."""
+    """Return whether a cache holds exactly what these tokens compute."""
     held, base, window, state = cache.parts()
     expected = _cache_of(tuple(ids), cache.kind).parts()
     start = base * WINDOW_ENTRY_BYTES
@@ -88,10 +87,3 @@ def answer_from(cache, sampling, first=0) -> Expected:
         text += chr(token)
         cache.append(token)
     return Expected(text, FinishReason.LENGTH, sampling.max_tokens)
-
-
-def block_payload(ids, start, end, group, kind):
-    """Return the cache bytes of the block of tokens `start:end`, of the given group."""
-    if group is CacheGroup.STATE:
-        return _cache_of(tuple(ids[:end]), kind).state.tobytes()
-    return bytes(_cache_of(tuple(ids[:end]), kind).gather(start, end, group))

@@ -37,12 +37,12 @@ class OwnerWaitJudge:
         self.elsewhere_count = 0
 
     def watch_turn(self, key, owner, epoch, messages):
-        """Return a turn to be sent, or None if its router knows enough to serve it at once."""
+        """Return a turn to be sent, or None if its router can serve it at once."""
         router = self._world.router
         if router.services is None:
             return None
         fleet = router.services.fleet
-        is_known = fleet.directory.unerased_holdings(key) or fleet.directory.starting(key)
+        is_known = fleet.directory.unerased_holdings(key) or fleet.directory.start_reservation(key)
         if is_known or (router.incarnation, owner) in self._reported:
             return None
         tokens = sum(len(each["content"]) for each in messages)

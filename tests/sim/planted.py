@@ -53,7 +53,7 @@ def source_serves_after_the_seal():
         if record.state is OwnerState.SEALED:
             agent.manifest = replace(record, state=OwnerState.OWNED)
 
-    return _patched(Claims, "_own", own)
+    return _patched(Claims, "_check_ownership", own)
 
 
 def target_commits_without_the_tail():
@@ -147,7 +147,7 @@ def replica_is_served_as_owner():
 
     @contextmanager
     def both():
-        with _patched(Directory, "owner", owner), _patched(Claims, "_own", own):
+        with _patched(Directory, "owner", owner), _patched(Claims, "_check_ownership", own):
             yield
 
     return both()

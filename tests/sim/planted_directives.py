@@ -68,12 +68,12 @@ def waiting_turns_keep_old_directives():
 
 def the_older_directive_wins():
     """Of two directives for one message the older one applies."""
-    concerning = conversations._concerning
+    concerning = conversations._directives_for
 
     def reverse(message, found):
         return concerning(message, [(-order, each) for order, each in found])
 
-    return patch.object(conversations, "_concerning", reverse)
+    return patch.object(conversations, "_directives_for", reverse)
 
 
 def no_agent_forgets():

@@ -32,7 +32,7 @@ def erasures_do_not_reach_borrowers():
 
 
 def borrowers_name_themselves_as_lenders():
-    """Record a borrower as the lender of what it borrowed."""
+    """Record a borrower as the lender of the rows that it borrowed."""
 
     def own_name(self, own, _):
         return (self.erased.lender(own),)

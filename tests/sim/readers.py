@@ -40,7 +40,7 @@ class Readers:
     def __init__(self, world):
         self._world = world
         self._random = world.stream("readers")
-        self._loans = {}  # by talk: the document that its agent got last
+        self._loans = {}  # by talk: the last document that its agent received
         self._documents_count = self._count = 0
 
     def prepare(self, talk):

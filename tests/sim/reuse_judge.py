@@ -159,7 +159,7 @@ class ReuseJudge:
         for attempt in (prompt for each in talk.attempts for prompt in each.prompts):
             least = _common(acked, attempt)
             if len(acked) > 2 * least or CacheGroup.STATE in self._world.kind.spec.groups:
-                least = 0  # the agent may have begun anew
+                least = 0  # the agent may have restarted
             if text.startswith(attempt) or (attempt.startswith(text) and len(text) >= least):
                 return True
         return False

@@ -13,7 +13,7 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a request: its result, or the error; neither where no answer came."""
+    """The outcome of a request: its result or its error; neither if no reply arrived."""
 
     result: object = None
     error: FabricError | None = None
@@ -50,14 +50,14 @@ class RouterRequests:
             result = task.result()
         except FabricError as error:
             world.note(f"{what}: {error.status} {error.code}")
-            is_fine = self._is_fine(error, meets_damage=meets_damage, may_be_cut=may_be_cut)
+            is_fine = self._is_acceptable(error, meets_damage=meets_damage, may_be_cut=may_be_cut)
             if not (is_fine or error.code in allowed):
                 world.fail(f"{what}: {error.status} {error.code}: {error.message}")
             return Outcome(None, error, is_over=True)
         world.note(f"{what}: done")
         return Outcome(result, None, is_over=True)
 
-    def _is_fine(self, error, *, meets_damage, may_be_cut):
+    def _is_acceptable(self, error, *, meets_damage, may_be_cut):
         hosts = self._world.nodes.values()
         if int(error.status) in REFUSALS or isinstance(error, NotFoundError):
             return True

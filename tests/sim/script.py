@@ -134,14 +134,14 @@ async def retry(call):
             await asyncio.sleep(error.retry_after_s)
 
 
-async def on(world, host, work):
+async def run_on_host(world, host, work):
     """Await work in a host's process."""
     task = world.loop.spawn(host.process, work)
     await asyncio.wait({task})
     return task.result()
 
 
-async def refused(call):
+async def refusal_of(call):
     """Await a call that may be refused; return the error, if it was."""
     try:
         await call
@@ -227,7 +227,7 @@ def failing_in_place(drive, name, skip=0, *, permanent=False):
 
 @contextmanager
 def full_for_records(drive):
-    """Let one drive refuse every record, but accept blocks."""
+    """Make one drive refuse every record, but accept blocks."""
     publish = SimDisk.publish
 
     def published(disk, name, parts):

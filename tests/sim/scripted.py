@@ -49,7 +49,7 @@ class Script(World):
         """Start work in a host's process."""
         return self.loop.spawn(host.process, work)
 
-    async def on(self, host, work):
+    async def run_on_host(self, host, work):
         """Await work in a host's process."""
         return await self.spawn_on(host, work)
 
@@ -82,17 +82,17 @@ class Script(World):
                 await opened.close()
             return opened.admitted, text, finished
 
-        return await self.on(self.router, ask())
+        return await self.run_on_host(self.router, ask())
 
     async def move(self, agent, to):
         """Move an agent."""
         work = self.router.services.moves.migrate(TENANT, AgentId(agent), to)
-        return await self.on(self.router, work)
+        return await self.run_on_host(self.router, work)
 
     async def erase(self, agent):
         """Erase an agent."""
         work = self.router.services.erasures.erase(TENANT, AgentId(agent))
-        return await self.on(self.router, work)
+        return await self.run_on_host(self.router, work)
 
     def words_on(self, host, word):
         """List the files of a disk that contain a word, as text or as tokens."""

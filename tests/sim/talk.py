@@ -31,7 +31,7 @@ class Talk:
     is_copied: bool = False  # another agent was made from its memory
     has_record_copies: bool = False  # of its record, as a fork or by a file
     copying_count: int = 0  # copies being made, or that may yet be
-    lives_count: int = 0  # how often it began anew
+    lives_count: int = 0  # how often it restarted
     edits: EditMode = EditMode.FORGET  # of its next turn
 
     @property

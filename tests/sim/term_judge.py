@@ -27,7 +27,7 @@ class TermJudge:
     def taps(self):
         """Record votes, and the changes that nodes accept."""
         end, grant, check = RouterTerms.end, GrantedTerms.grant, GrantedTerms.check
-        own = Claims._own
+        own = Claims._check_ownership
 
         def ended(terms, vote):
             is_won = end(terms, vote)
@@ -53,7 +53,7 @@ class TermJudge:
             mock.patch.object(RouterTerms, "end", ended),
             mock.patch.object(GrantedTerms, "grant", granted),
             mock.patch.object(GrantedTerms, "check", checked),
-            mock.patch.object(Claims, "_own", owned),
+            mock.patch.object(Claims, "_check_ownership", owned),
         ):
             yield
 

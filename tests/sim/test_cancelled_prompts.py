@@ -25,7 +25,7 @@ def begin(word):
     ]
 
 
-async def cancelled(world, messages, least_tokens=BLOCK_TOKENS):
+async def cancel_turn(world, messages, least_tokens=BLOCK_TOKENS):
     """Cancel a turn of alice once `least_tokens` of its prompt are computed."""
     asking = asyncio.create_task(world.ask("alice", messages))
 
@@ -42,7 +42,7 @@ async def cancelled(world, messages, least_tokens=BLOCK_TOKENS):
     await asyncio.sleep(2.0)
 
 
-async def unnamed(world, messages):
+async def ask_unnamed(world, messages):
     async def ask():
         turn = TurnRequest(
             operation=OperationId("op-unnamed"),
@@ -57,7 +57,7 @@ async def unnamed(world, messages):
             pass
         return opened.admitted
 
-    return await world.on(world.router, ask())
+    return await world.run_on_host(world.router, ask())
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
@@ -66,7 +66,7 @@ def test_agent_with_cancelled_prompt_is_found_by_id_only(is_cancelled):
 
     async def script(world):
         if is_cancelled:
-            await cancelled(world, begin("zebra"))
+            await cancel_turn(world, begin("zebra"))
         else:
             await world.ask("alice", begin("zebra"))
         (record,) = [
@@ -77,7 +77,7 @@ def test_agent_with_cancelled_prompt_is_found_by_id_only(is_cancelled):
         ]
         assert record.is_truncated is is_cancelled
         assert record.tokens_count >= BLOCK_TOKENS
-        other = await unnamed(world, begin("giraffe"))
+        other = await ask_unnamed(world, begin("giraffe"))
         own, _, _ = await world.ask("alice", begin("zebra"))
         return other, own, record.tokens_count
 
@@ -93,7 +93,7 @@ def test_warm_turn_cancelled_in_first_chunk_keeps_its_cache(kind):
         agent = world.nodes[admitted.node].node.resources.table.get(ALICE)
         known_tokens = agent.cache.tokens_count
         more = [{"role": "assistant", "content": text}, {"role": "user", "content": FILLER}]
-        await cancelled(world, [*begin("zebra"), *more], known_tokens + 1)
+        await cancel_turn(world, [*begin("zebra"), *more], known_tokens + 1)
         if agent.cache is not None:
             assert oracle.is_cache_of(agent.cache, agent.manifest.token_ids)
         assert agent.manifest.tokens_count >= known_tokens

@@ -157,7 +157,7 @@ FAULTS = (
 
 @pytest.mark.parametrize("has_standby", [False, True], ids=["alone", "standby"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_routers_know_what_nodes_have_within_two_heartbeats(fault, has_standby):
+def test_routers_learn_node_contents_within_two_heartbeats(fault, has_standby):
     async def script(world):
         talks = Talks(world)
         for _ in range(2):

@@ -27,7 +27,7 @@ class Case:
         self.world, self.host = world, host
 
     @property
-    def saved(self):
+    def saved_record(self):
         return self.host.node.resources.table.get((TENANT, ALICE)).saved
 
     def lose(self, ref):
@@ -40,14 +40,14 @@ class Case:
         self.host.node.resources.store.blocks.scrub(1 << 40)
 
     async def call(self, message):
-        await self.world.on(self.host, self.host._calls.answer(encode_call(message)))
+        await self.world.run_on_host(self.host, self.host._calls.answer(encode_call(message)))
 
     async def repair(self):
         """Have the record truncated to its remaining blocks, as calls between turns do."""
         await self.call(PinAgent(TENANT, ALICE, pinned=True))
 
 
-def judged(kind, action):
+def judge_after(kind, action):
     """Run the judge after an action; return the record and the violation."""
     records = []
 
@@ -55,9 +55,9 @@ def judged(kind, action):
         admitted, *_ = await world.ask(ALICE, MESSAGES)
         case = Case(world, world.nodes[admitted.node])
         await case.call(Flush(drop_hot=True))
-        assert len(case.saved.pieces) == 3
+        assert len(case.saved_record.pieces) == 3
         await action(case)
-        records.append(case.saved)
+        records.append(case.saved_record)
         world.invariants._check_records()
 
     world = run(1, lambda seed, loop: Script(seed, loop, live, kind, SETTINGS))
@@ -65,17 +65,17 @@ def judged(kind, action):
 
 
 async def lose_a_block(case):
-    case.lose(case.saved.pieces[1].block)
+    case.lose(case.saved_record.pieces[1].block)
     await case.repair()
 
 
 async def lose_the_state(case):
-    case.lose(case.saved.states[-1].block)
+    case.lose(case.saved_record.states[-1].block)
     await case.repair()
 
 
 async def lose_a_window(case):
-    case.lose(case.saved.windows[-1].block)
+    case.lose(case.saved_record.windows[-1].block)
     await case.repair()
 
 
@@ -90,50 +90,50 @@ async def lose_a_window(case):
     ],
 )
 def test_record_truncated_by_a_lost_block_is_accepted(kind, action, blocks_left):
-    record, violation = judged(kind, action)
+    record, violation = judge_after(kind, action)
     assert violation is None
     assert len(record.pieces) == blocks_left
 
 
-async def nothing(case):
+async def keep_all_blocks(case):
     pass
 
 
 def test_record_without_its_final_state_is_a_violation():
-    async def none(*_):
+    async def no_refs(*_):
         return ()
 
-    with mock.patch.object(RecordWriter, "_publish_states", none):
-        _, violation = judged("recurrent", nothing)
+    with mock.patch.object(RecordWriter, "_publish_states", no_refs):
+        _, violation = judge_after("recurrent", keep_all_blocks)
     assert "tokens can be read back" in violation
 
 
 def test_record_without_its_final_windows_is_a_violation():
-    async def none(*_):
+    async def no_refs(*_):
         return ()
 
-    with mock.patch.object(RecordWriter, "_publish_windows", none):
-        _, violation = judged("window", nothing)
+    with mock.patch.object(RecordWriter, "_publish_windows", no_refs):
+        _, violation = judge_after("window", keep_all_blocks)
     assert "tokens can be read back" in violation
 
 
 def test_record_truncated_without_a_loss_is_a_violation():
-    def last(_, record):
+    def last_block(_, record):
         return [record.pieces[-1].block]
 
     async def repair(case):
-        with mock.patch.object(AgentStore, "missing", last):
+        with mock.patch.object(AgentStore, "missing", last_block):
             await case.repair()
 
-    _, violation = judged("full", repair)
+    _, violation = judge_after("full", repair)
     assert "no drive has lost a block" in violation
 
 
 def test_truncated_record_must_not_list_lost_blocks():
-    async def lose_another(case):
+    async def lose_two_blocks(case):
         await lose_a_block(case)
-        (left,) = case.saved.pieces
+        (left,) = case.saved_record.pieces
         del case.host.drive.files[file_name(left.block)]
 
-    _, violation = judged("full", lose_another)
+    _, violation = judge_after("full", lose_two_blocks)
     assert "only 0 of 256 tokens can be read back" in violation

@@ -7,7 +7,7 @@ from fabric.edit_mode import EditMode
 from fabric.errors import RetryLaterError
 from fabric.ids import AgentId
 from fabric.turn.generation import MatchKind
-from tests.sim.script import refused, retry
+from tests.sim.script import refusal_of, retry
 from tests.sim.scripted import FILLER, TENANT, begin, play
 from tests.sim.test_erasure_races import until
 
@@ -31,19 +31,19 @@ async def read(world, max_tokens=8):
             await opened.close()
         return opened.admitted
 
-    return await world.on(world.router, ask())
+    return await world.run_on_host(world.router, ask())
 
 
 async def erased_under_a_borrower(world):
     services, host = world.router.services, world.nodes["node-c"]
     for name in ("node-a", "node-b"):
-        await world.on(world.router, services.drains.start(name))
+        await world.run_on_host(world.router, services.drains.start(name))
     await world.ask("alice", begin("zebra"))
     reading = asyncio.create_task(read(world, max_tokens=2_000))
     await until(lambda: getattr(host.node.resources.table.get(BOB), "turn", None) is not None)
     await until(lambda: host.node.resources.table.get(BOB).turn.lenders)
     await world.erase("alice")
-    error = await refused(reading)
+    error = await refusal_of(reading)
     agent = host.node.resources.table.get(BOB)
     left = None if agent is None or agent.saved is None else agent.saved.edited
     again = await retry(lambda: read(world))

@@ -13,7 +13,7 @@ from fabric.limits import HEARTBEAT_S
 from fabric.record.tombstone import tombstone
 from tests.sim.node_host import CLUSTER_KEY
 from tests.sim.router_host import ROUTER
-from tests.sim.script import refused, retry
+from tests.sim.script import refusal_of, retry
 from tests.sim.scripted import TENANT, begin, play
 
 ALICE = (TENANT, AgentId("alice"))
@@ -47,7 +47,7 @@ async def until(holds):
 
 
 async def unreported_turn(world, host, word):
-    """Let a node begin an agent without any message reaching the router."""
+    """Start an agent on a node without any message reaching the router."""
     world.network.cut(host.name, ROUTER)
     asking = asyncio.create_task(world.ask("alice", begin(word)))
     await until(lambda: host.node.resources.table.get(ALICE) is not None)
@@ -61,7 +61,7 @@ async def unreported_turn(world, host, word):
 async def overtaken_on_the_way(world):
     services, host = world.router.services, world.nodes["node-c"]
     for name in ("node-a", "node-b"):
-        await world.on(world.router, services.drains.start(name))
+        await world.run_on_host(world.router, services.drains.start(name))
     lists = HeldCalls(host, ListChanges)
     await unreported_turn(world, host, "zebra")
     assert services.fleet.directory.holdings(ALICE) == ()
@@ -70,7 +70,7 @@ async def overtaken_on_the_way(world):
     erasures = HeldCalls(host, EraseAgent, ShareErasures)
     erasing = asyncio.create_task(world.erase("alice"))
     await until(lambda: erasures.calls)
-    error = await refused(world.ask("alice", begin("giraffe")))
+    error = await refusal_of(world.ask("alice", begin("giraffe")))
     erasures.release()
     lists.release()
     await erasing
@@ -89,7 +89,7 @@ def test_turn_that_overtakes_an_erasure_restores_nothing():
 async def erased_under_a_turn(world):
     services, host = world.router.services, world.nodes["node-c"]
     for name in ("node-a", "node-b"):
-        await world.on(world.router, services.drains.start(name))
+        await world.run_on_host(world.router, services.drains.start(name))
     await world.ask("alice", begin("zebra"))
     borrowed = host.node.resources.table.get(ALICE).saved.pieces[1].block
     asking = asyncio.create_task(world.ask("bob", begin("giraffe"), max_tokens=300))
@@ -112,11 +112,11 @@ def erase(node):
     return node.commands.erasing.erase(EraseAgent(*ALICE, ERASED, OperationId("op-erase"), 1.0))
 
 
-def take(node):
+def take_receipts(node):
     return node.commands.erasing.take(ShareErasures((tombstone(CLUSTER_KEY, *ALICE, ERASED, 1.0),)))
 
 
-@pytest.mark.parametrize("deliver", [erase, take])
+@pytest.mark.parametrize("deliver", [erase, take_receipts])
 def test_node_applies_an_erasure_before_it_is_written(deliver):
     """Even while its workers are slow."""
 
@@ -137,7 +137,7 @@ def test_node_applies_an_erasure_before_it_is_written(deliver):
             assert host.node.resources.erased.is_all_written
             return floor
 
-        known = await world.on(host, arrives())
+        known = await world.run_on_host(host, arrives())
         assert world.words_on(host, "zebra") == []
         return known
 

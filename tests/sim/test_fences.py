@@ -24,15 +24,15 @@ MOMENTS, STEP_S = 20, 0.02
 SLOW_DISK_S = 0.1  # so that saving a turn takes many of these moments
 
 
-def turn_begun(agent):
+def has_turn(agent):
     return agent is not None and agent.turn is not None
 
 
-def turn_saving(agent):
-    return turn_begun(agent) and agent.turn._is_saving
+def is_saving(agent):
+    return has_turn(agent) and agent.turn._is_saving
 
 
-def taken_over(since):
+def take_over_after(since):
     """Return a script that takes agents over, each one moment later after `since` holds."""
 
     async def script(world):
@@ -68,22 +68,22 @@ def taken_over(since):
             while not since(host.node.resources.table.get((TENANT, name))):  # noqa: ASYNC110 - simulated
                 await asyncio.sleep(0.001)
             await asyncio.sleep(STEP_S * moment)
-            await world.on(world.router, release(name))
+            await world.run_on_host(world.router, release(name))
             ends.append(await running)
         return ends
 
     return script
 
 
-@pytest.mark.parametrize("since", [turn_begun, turn_saving])
+@pytest.mark.parametrize("since", [has_turn, is_saving])
 def test_turn_ending_after_a_takeover_is_not_acknowledged(since):
-    ends = play(taken_over(since)).result
+    ends = play(take_over_after(since)).result
     fenced = [end for end in ends if isinstance(end, Failed)]
     assert {end.code for end in fenced} == {"fenced"}
-    if since is turn_saving:  # it was acknowledged before
+    if since is is_saving:  # it was acknowledged before
         assert {type(end) for end in ends} == {Failed, Finished}
 
 
 def test_acknowledging_a_turn_after_a_takeover_is_detected():
     with nodes_fence_no_turn(), pytest.raises(AssertionError, match="released at 2"):
-        play(taken_over(turn_saving))
+        play(take_over_after(is_saving))

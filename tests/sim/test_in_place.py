@@ -22,10 +22,10 @@ from tests.sim.script import (
     Talk,
     failing_in_place,
     full_for_records,
-    on,
     play,
-    refused,
+    refusal_of,
     retry,
+    run_on_host,
 )
 
 MIB = 1 << 20
@@ -43,7 +43,7 @@ def tombstone(agent):
 
 
 class Case:
-    """Alice, owned by `source` after two turns, and the nodes that she may move to."""
+    """Alice, owned by `source` after two turns, and the nodes that may receive her."""
 
     def __init__(self, world):
         self.world = world
@@ -69,17 +69,17 @@ async def save(case):
 
 
 async def first_save(case):
-    await refused(Talk(case.world, IVAN, "you are ivan " * 20).say("one"))
+    await refusal_of(Talk(case.world, IVAN, "you are ivan " * 20).say("one"))
 
 
 async def move(case):
-    await refused(case.services.moves.migrate(TENANT, ALICE, case.target))
+    await refusal_of(case.services.moves.migrate(TENANT, ALICE, case.target))
 
 
 async def move_back(case):
-    """Migrate her to a target whose disk refuses the commit."""
+    """Migrate Alice to a target whose disk refuses the commit."""
     with full_for_records(case.world.nodes[case.target].drive):
-        error = await refused(case.services.moves.migrate(TENANT, ALICE, case.target))
+        error = await refusal_of(case.services.moves.migrate(TENANT, ALICE, case.target))
     assert error.status == 507
 
 
@@ -90,8 +90,8 @@ async def move_live(case):
     await talking
 
 
-async def leave(case):
-    """Move her off a draining node; her cache must not be lost there."""
+async def drain_away(case):
+    """Move Alice off a draining node; her cache must not be lost there."""
     source, durable_tokens = case.world.nodes[case.source], case.alice.durable_tokens
     source.node.health.is_draining = True
     await move(case)
@@ -103,15 +103,15 @@ async def leave(case):
 
 async def fork(case):
     name = OperationId("operation-1")
-    await refused(case.services.forks.fork((TENANT, ALICE), IVAN, case.target, name))
+    await refusal_of(case.services.forks.fork((TENANT, ALICE), IVAN, case.target, name))
 
 
 async def replicate(case):
-    await refused(case.services.replicas.replicate((TENANT, ALICE), case.target, kept=True))
+    await refusal_of(case.services.replicas.replicate((TENANT, ALICE), case.target, kept=True))
 
 
 async def replace(case):
-    """Import an older file of hers in place of her record, at her own node."""
+    """Import an older file of Alice in place of her record, at her own node."""
     node = case.world.nodes[case.source].node
     epoch = node.resources.table.get((TENANT, ALICE)).manifest.epoch
     export = node.moves.exports.begin(Hibernate(TENANT, ALICE, epoch))
@@ -122,7 +122,7 @@ async def replace(case):
         await export.close()
         return raw
 
-    raw = await on(case.world, case.world.nodes[case.source], written())
+    raw = await run_on_host(case.world, case.world.nodes[case.source], written())
     before = case.alice.durable_tokens
     assert await case.alice.say("three")
 
@@ -132,19 +132,19 @@ async def replace(case):
         arriving.finish()
         await arriving.commit()
 
-    error = await refused(on(case.world, case.world.nodes[case.source], resumed()))
+    error = await refusal_of(run_on_host(case.world, case.world.nodes[case.source], resumed()))
     assert error.status == 507
-    case.alice.durable_tokens = before  # an import that asks to replace may lose turns
+    case.alice.durable_tokens = before  # an import with `replace` may lose turns
 
 
 async def pin(case):
     host = case.world.nodes[case.source]
     call = encode_call(PinAgent(TENANT, ALICE, pinned=True))
-    decode_reply(AgentView, await on(case.world, host, host._calls.answer(call)))
+    decode_reply(AgentView, await run_on_host(case.world, host, host._calls.answer(call)))
 
 
 async def erase(case):
-    """Erase another agent, which must not come back."""
+    """Erase another agent, which must not return."""
     secret = "a secret of ivan " * 20
     assert await Talk(case.world, IVAN, secret).say("one")
     await retry(lambda: case.services.erasures.erase(TENANT, IVAN))
@@ -161,7 +161,7 @@ FLOWS = {
     "commit": (move, "target", record(ALICE), 0),
     "seal of a running turn": (move_live, "source", record(ALICE), 0),
     "commit of a running turn": (move_live, "target", record(ALICE), 0),
-    "commit of a drained agent": (leave, "target", record(ALICE), 0),
+    "commit of a drained agent": (drain_away, "target", record(ALICE), 0),
     "fork": (fork, "target", record(IVAN), 0),
     "replica": (replicate, "target", record(ALICE), 0),
     "import": (replace, "source", record(ALICE), 1),
@@ -170,7 +170,7 @@ FLOWS = {
 }
 
 
-def claims(world):
+def stored_claims(world):
     """List the claims of all drives' records: agent, epoch and node."""
     found = []
     for host in world.nodes.values():
@@ -182,7 +182,7 @@ def claims(world):
     return found
 
 
-async def live(world, flow, *, permanent, finds_new):
+async def play_flow(world, flow, *, permanent, finds_new):
     case = Case(world)
     await case.begin()
     act, where, file, skip = FLOWS[flow]
@@ -217,7 +217,7 @@ async def judge(case):
     await alice.say("and now")
     assert alice.last.cached_tokens >= durable_tokens - 1, alice.last
     assert not case.services.fleet.directory.undecided_agents()
-    found = claims(world)
+    found = stored_claims(world)
     owned = {(agent, epoch) for agent, epoch, _ in found}
     assert len(owned) == len(found), found
     if case.erased is not None:
@@ -234,4 +234,4 @@ async def judge(case):
 )
 @pytest.mark.parametrize("flow", FLOWS)
 def test_publish_that_fails_after_its_rename_loses_nothing(flow, permanent, finds_new):
-    play(lambda world: live(world, flow, permanent=permanent, finds_new=finds_new), SETTINGS)
+    play(lambda world: play_flow(world, flow, permanent=permanent, finds_new=finds_new), SETTINGS)

@@ -52,25 +52,25 @@ def test_damaged_block_that_was_never_read_is_accepted(seed):
     assert world.found == []
 
 
-def hurt_by_the_node(drive, name):
+def corrupt(drive, name):
     raw = drive.files[name]
     drive.files[name] = raw[:-1] + bytes([raw[-1] ^ 1])
 
 
-def cut_by_the_node(drive, name):
+def truncate(drive, name):
     drive.files[name] = drive.files[name][:-1]
 
 
-def lost_by_the_node(drive, name):
+def remove(drive, name):
     del drive.files[name]
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (hurt_by_the_node, "no fault did it"),
-        (cut_by_the_node, "indexed but not stored"),
-        (lost_by_the_node, "indexed but not stored"),
+        (corrupt, "no fault did it"),
+        (truncate, "indexed but not stored"),
+        (remove, "indexed but not stored"),
     ],
 )
 def test_blocks_damaged_by_the_node_itself_are_a_violation(fault, message):

@@ -30,7 +30,7 @@ class LendingWorld(World):
     lends_heads = True
 
 
-def played(script, kind="full"):
+def play_script(script, kind="full"):
     """Live a script's life; return its result."""
     world = run(1, lambda seed, loop: LendingScript(seed, loop, script, kind, SETTINGS))
     assert world.violation is None, world.violation
@@ -38,7 +38,7 @@ def played(script, kind="full"):
 
 
 @contextmanager
-def spread(world):
+def placing_round_robin(world):
     """Place turns on one node after the other."""
     targets = world.router.services.turns._targets
     with mock.patch.object(targets, "_placement", Placement(Policy.ROUND_ROBIN)):
@@ -64,7 +64,7 @@ def leftovers(world):
 
 def test_agents_on_three_nodes_compute_their_head_once():
     async def script(world):
-        with spread(world):
+        with placing_round_robin(world):
             first, _, _ = await world.ask("alice", begin("alice"))
             asking = [world.ask(name, begin(name)) for name in ("bob", "carol")]
             others = [turn[0] for turn in await asyncio.gather(*asking)]
@@ -75,7 +75,7 @@ def test_agents_on_three_nodes_compute_their_head_once():
         await asyncio.sleep(1.0)
         return leftovers(world)
 
-    assert played(script) == []
+    assert play_script(script) == []
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "recurrent", "all"])
@@ -84,7 +84,7 @@ def test_erased_lender_leaves_nothing_at_any_moment(kind):
         fetched = []
         for number, delay_s in enumerate(DELAYS_S):
             lender, borrower = f"lender-{number}", f"borrower-{number}"
-            with spread(world):
+            with placing_round_robin(world):
                 await world.ask(lender, begin(lender))
                 taking = asyncio.create_task(world.ask(borrower, begin(borrower)))
                 await asyncio.sleep(delay_s)
@@ -97,13 +97,13 @@ def test_erased_lender_leaves_nothing_at_any_moment(kind):
             assert leftovers(world) == []
         return fetched
 
-    fetched = played(script, kind=kind)
+    fetched = play_script(script, kind=kind)
     assert any(fetched), "some heads arrive before the erasure"
 
 
 def test_lender_that_dies_costs_no_answer():
     async def script(world):
-        with spread(world):
+        with placing_round_robin(world):
             first, _, _ = await world.ask("alice", begin("alice"))
             taking = asyncio.create_task(world.ask("bob", begin("bob")))
             await asyncio.sleep(0.02)
@@ -116,7 +116,7 @@ def test_lender_that_dies_costs_no_answer():
         _, text, _ = await world.ask("bob", begin("bob"))
         return text
 
-    assert played(script) == played(calm)
+    assert play_script(script) == play_script(calm)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from fabric.record.message_positions import message_digest
 from fabric.settings import NodeSettings
 from fabric.turn.messages import Message, MessageRole
 from node.store.block_files import file_name
-from tests.sim.script import TENANT, Talk, on, play, retry
+from tests.sim.script import TENANT, Talk, play, retry, run_on_host
 
 MIB = 1 << 20
 SETTINGS = NodeSettings(hot_bytes=MIB, disk_bytes=64 * MIB)
@@ -41,9 +41,9 @@ class Case:
         assert await self.alice.say("two")
         self.host = self.world.nodes[self.alice.last.node]
         self.target = min(self.world.nodes.keys() - {self.host.name})
-        await on(self.world, self.host, self._lose(at, hot=hot, found=found))
+        await run_on_host(self.world, self.host, self._evict_and_lose(at, hot=hot, found=found))
 
-    async def _lose(self, at, *, hot, found):
+    async def _evict_and_lose(self, at, *, hot, found):
         if not hot:
             await self.host._calls.answer(encode_call(Flush(drop_hot=True)))
         assert (self.host.node.resources.table.get(KEY).cache is not None) == hot
@@ -60,7 +60,9 @@ class Case:
             assert len(self.host.node.resources.store.blocks.scrub(1 << 40).damaged) == 1
 
     async def call(self, message, kind):
-        answer = await on(self.world, self.host, self.host._calls.answer(encode_call(message)))
+        answer = await run_on_host(
+            self.world, self.host, self.host._calls.answer(encode_call(message))
+        )
         reply = decode_reply(kind, answer)
         assert not isinstance(reply, ErrorReply), reply
         return reply
@@ -194,10 +196,10 @@ def test_hibernation_file_is_complete_or_refused(hot):
                 await export.close()
 
         if hot:
-            assert await on(world, case.host, written())
+            assert await run_on_host(world, case.host, written())
         else:
             with pytest.raises(FabricError) as error:
-                await on(world, case.host, written())
+                await run_on_host(world, case.host, written())
             assert (error.value.status, error.value.code) == (409, "blocks_missing")
 
     play(live, SETTINGS)

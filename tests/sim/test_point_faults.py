@@ -31,17 +31,17 @@ async def move(world, messages, home, other):
 async def fork(world, messages, home, other):
     forks = world.router.services.forks
     work = forks.fork(ALICE, AgentId("fork"), other, OperationId("op-of-the-fork"))
-    await world.on(world.router, work)
+    await world.run_on_host(world.router, work)
 
 
 async def replicate(world, messages, home, other):
     work = world.router.services.replicas.replicate(ALICE, other, kept=True)
-    await world.on(world.router, work)
+    await world.run_on_host(world.router, work)
 
 
 async def pin(world, messages, home, other):
     link = world.router.services.fleet.link(home)
-    await world.on(world.router, link.call(PinAgent(*ALICE, pinned=True), AgentView))
+    await world.run_on_host(world.router, link.call(PinAgent(*ALICE, pinned=True), AgentView))
 
 
 async def erase(world, messages, home, other):

@@ -10,7 +10,7 @@ from tests.sim.scripted import TENANT, begin, play
 WORD = "lantern"  # in the prompt of all agents
 
 
-async def two_with_one_prefix(world):
+async def start_two_agents(world):
     """Start two agents with one prefix on one node; return that host and the others."""
     admitted, _, _ = await world.ask("alice", begin("zebra"))
     again, _, _ = await world.ask("bob", begin("tapir"))
@@ -31,7 +31,7 @@ async def until_borrowed(hosts):
 
 def test_first_turn_on_an_empty_node_finds_the_shared_prefix():
     async def script(world):
-        home, others = await two_with_one_prefix(world)
+        home, others = await start_two_agents(world)
         await until_borrowed(others)
         home.kill()
         admitted, _, finished = await world.ask("carol", begin("okapi"))
@@ -44,7 +44,7 @@ def test_first_turn_on_an_empty_node_finds_the_shared_prefix():
 
 def test_restarted_node_receives_the_shared_prefix_again():
     async def script(world):
-        _, (host, _) = await two_with_one_prefix(world)
+        _, (host, _) = await start_two_agents(world)
         await until_borrowed([host])
         host.kill()
         assert not has_borrowed(host)
@@ -55,7 +55,7 @@ def test_restarted_node_receives_the_shared_prefix_again():
 
 def test_erasure_removes_borrowed_prefixes_from_all_nodes():
     async def script(world):
-        _, others = await two_with_one_prefix(world)
+        _, others = await start_two_agents(world)
         await until_borrowed(others)
         assert all(world.words_on(host, WORD) for host in others)
         for agent in ("alice", "bob"):
@@ -72,7 +72,7 @@ def test_moves_take_precedence_over_prefix_seeding():
     async def script(world):
         services = world.router.services
         services.moves._running[TENANT, AgentId("moving")] = None
-        _, others = await two_with_one_prefix(world)
+        _, others = await start_two_agents(world)
         await asyncio.sleep(3 * HEARTBEAT_S)
         assert not any(host.node.moves.prefix_target.leases.refs for host in others)
         services.moves._running.clear()

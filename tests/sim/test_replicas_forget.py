@@ -23,7 +23,7 @@ def words_on(host):
     return [name for name, raw in host.drive.files.items() if any(f in raw for f in forms)]
 
 
-async def forgotten(world, *, kept):
+async def copy_and_forget(world, *, kept):
     """Copy an agent, have it forget the secret, and let its next turn apply that."""
     alice, services = Talk(world, ALICE, "you are alice " * 60), world.router.services
     assert await alice.say(SECRET)
@@ -40,7 +40,7 @@ async def forgotten(world, *, kept):
 @pytest.mark.parametrize("kept", [True, False])
 def test_replica_is_renewed_or_dropped_after_forget(kept):
     async def live(world):
-        alice, copy = await forgotten(world, kept=kept)
+        alice, copy = await copy_and_forget(world, kept=kept)
         await asyncio.sleep(SOON_S)
         assert not words_on(copy)
         assert (copy.node.resources.table.get(alice.key) is not None) == kept
@@ -52,7 +52,7 @@ def test_stale_offer_does_not_keep_a_replica():
     """An interrupted move from there left an offer that is valid for minutes."""
 
     async def live(world):
-        alice, copy = await forgotten(world, kept=False)
+        alice, copy = await copy_and_forget(world, kept=False)
         move = OfferMigration(*alice.key, 1, MigrationId("migration-9"), alice.last.node)
         copy.node.tiers.eviction.offers.add(
             move, copy.node.resources.table.get(alice.key).saved.refs, 600.0
@@ -66,7 +66,7 @@ def test_stale_offer_does_not_keep_a_replica():
 def test_replica_that_cannot_be_renewed_is_dropped():
     async def live(world):
         refused = AsyncMock(side_effect=RetryLaterError("no room", code="busy"))
-        alice, copy = await forgotten(world, kept=True)
+        alice, copy = await copy_and_forget(world, kept=True)
         with patch.object(Replicas, "_copy", refused):
             await asyncio.sleep(SOON_S)
         assert not words_on(copy)

@@ -66,7 +66,7 @@ async def restart_again_and_again(world, cuts, counts_nodes):
 
 
 def slow_down(world):
-    """Let every node take seconds for a prompt; the power cut makes it measure that."""
+    """Make every node take seconds for a prompt, which it measures after the power cut."""
     for host in world.nodes.values():
         host._tokens_per_s = SPEED
     world.chaos.cut_power(world.stream("first"))

@@ -132,7 +132,7 @@ def test_eviction_excuses_a_turn_that_ended_before_its_admission_arrived():
     case = Case()
     case.at(2.0).watch.note_evicted(KEY, "node-a")
     case.watch._finished["op-1"].pop()
-    case.finish("node-a", 3.0)  # the next turn, begun anew
+    case.finish("node-a", 3.0)  # the next turn, of a restarted agent
     case.watch._finished["op-1"][:] = [("node-a", 1, 1.0)]
     assert case.judge("node-a") == []
 
@@ -162,7 +162,7 @@ def test_unsaved_turn_is_owned_until_its_process_dies(is_durable):
     assert len(case.found) == 1 + is_durable
 
 
-def starting(case):
+def node_starts(case):
     case.nodes["node-a"].is_serving = False
 
 
@@ -175,7 +175,9 @@ def killed_as_a_later_owner(case):
     case.at(3.0).watch.on_trouble("node-c")
 
 
-@pytest.mark.parametrize("what", [starting, hung_before_the_reply_arrived, killed_as_a_later_owner])
+@pytest.mark.parametrize(
+    "what", [node_starts, hung_before_the_reply_arrived, killed_as_a_later_owner]
+)
 def test_trouble_of_the_owner_excuses_other_nodes_only(what):
     case = Case()
     what(case)

@@ -35,7 +35,7 @@ async def turns_cancelled_at_every_moment(world):
         await node.live_turns.quiesce()
 
     for number in range(60):
-        await world.on(world.nodes["node-a"], hang_up(number))
+        await world.run_on_host(world.nodes["node-a"], hang_up(number))
     return node.resources.store.blocks._index._pins
 
 
@@ -73,12 +73,14 @@ async def move(world, key, target):
 
 async def replicate(world, key, target):
     work = world.router.services.replicas.replicate(key, target, kept=True)
-    await world.on(world.router, work)
+    await world.run_on_host(world.router, work)
 
 
 async def abort(world, key, target):
     link = world.router.services.fleet.link(target)
-    await world.on(world.router, link.call(AbortMigration(*key, MigrationId("m" * 32)), Done))
+    await world.run_on_host(
+        world.router, link.call(AbortMigration(*key, MigrationId("m" * 32)), Done)
+    )
 
 
 @pytest.mark.parametrize("action", [move, replicate, abort])
@@ -99,7 +101,7 @@ def test_commit_waiting_for_its_agent_does_not_block_others(action):
             while not node.moves.incoming.decision_lock(ALICE).locked():  # noqa: ASYNC110 - simulated time
                 await asyncio.sleep(0.01)
             await action(world, BOB, target)
-            assert node.moves.incoming.decision_lock(ALICE).locked(), "her move is not decided yet"
+            assert node.moves.incoming.decision_lock(ALICE).locked(), "the move is not decided yet"
             assert not moving.done()
         await moving
         assert agent.manifest.state is OwnerState.OWNED

@@ -45,7 +45,7 @@ FOUND_LATE = {
     "the_older_directive_wins",
     "active_agents_are_evicted",
 }
-# Short lives that find many plants. `python -m tests.sim --plant NAME --count 60` says which do.
+# Short lives that find many plants. `python -m tests.sim --plant NAME --count 60` lists them.
 TRIED_FIRST = (4, 5, 3, 44, 27, 11)
 # Seeds that find a plant sooner than those do; tried before all others.
 FOUND_BY = {

@@ -16,14 +16,14 @@ ALICE, BOB = AgentId("alice"), AgentId("bob")
 TOKENS = list(range(40))
 
 
-def litter(node):
+def store_unused_block(node):
     """Store a block that no record uses."""
     (span,) = node.resources.store.spans(TENANT, TOKENS)
     kv = memoryview(bytearray(node.resources.identity.spec.kv_bytes(len(TOKENS))))
     node.resources.store.blocks.abandon([node.resources.store.save_block(span, TOKENS, kv)])
 
 
-async def file_of(node, epoch):
+async def hibernation_file(node, epoch):
     export = node.moves.exports.begin(Hibernate(TENANT, ALICE, epoch))
     await export.open()
     raw = b"".join([piece async for piece in export.chunks()])
@@ -32,7 +32,7 @@ async def file_of(node, epoch):
 
 
 async def hibernate(node, epoch, raw):
-    assert len(await file_of(node, epoch)) == len(raw)
+    assert len(await hibernation_file(node, epoch)) == len(raw)
 
 
 async def resume(node, epoch, raw):
@@ -56,9 +56,9 @@ def test_action_succeeds_when_unneeded_blocks_cannot_be_removed(action):
         host = world.nodes[admitted.node]
 
         async def work():
-            raw = await file_of(host.node, admitted.epoch)
+            raw = await hibernation_file(host.node, admitted.epoch)
             await host._calls.answer(encode_call(Flush(drop_hot=True)))
-            litter(host.node)
+            store_unused_block(host.node)
             stored = len(host.drive.files)
             host.drive.is_sticky = True
             await action(host.node, admitted.epoch, raw)
@@ -66,7 +66,7 @@ def test_action_succeeds_when_unneeded_blocks_cannot_be_removed(action):
             host.node.resources.store.sweep()
             return stored
 
-        stored = await world.on(host, work())
+        stored = await world.run_on_host(host, work())
         files_count = len(host.drive.files) - (action is resume)  # of its record
         assert files_count == stored - 1, "a later sweep removes the block"
 
@@ -78,7 +78,7 @@ def test_blocks_of_an_abandoned_turn_are_removed():
         admitted, _, _ = await world.ask(ALICE, begin("zebra"))
         host = world.nodes[admitted.node]
         before = set(host.drive.files)
-        litter(host.node)
+        store_unused_block(host.node)
         assert set(host.drive.files) > before
         await asyncio.sleep(FLUSH_IDLE_S + 1.0)
         assert set(host.drive.files) == before

@@ -34,14 +34,15 @@ async def take_turn(node, name, text=""):
     return [event async for event in node.turns.serve(turn(name, text))][-1]
 
 
-async def saved_one_after_another(world):
-    """Let a disk that refused three agents save them slowly; return samples of the memory."""
+async def sample_slow_saves(world):
+    """Make a disk that refused three agents save them slowly; return samples of the memory."""
     host = world.nodes["node-a"]
     node, table = host.node, host.node.resources.table
-    await world.on(host, node.background.retries.stop())  # so that only the flush below saves them
+    # Only the flush below saves them.
+    await world.run_on_host(host, node.background.retries.stop())
     host.drive.is_full = True
     for name in NAMES:
-        last = await world.on(host, take_turn(node, name))
+        last = await world.run_on_host(host, take_turn(node, name))
         assert not last.durable
     assert table.hot_bytes > node.tiers.hot.limit_bytes, "unsaved agents stay, over the budget"
     host.drive.is_full, host.drive.slow_s = False, 1.0
@@ -57,12 +58,12 @@ async def saved_one_after_another(world):
 
 def test_saved_agents_free_memory_while_others_are_being_saved():
     settings = replace(SETTINGS, hot_bytes=12 * KIB)
-    seen = play(saved_one_after_another, settings=settings).result
+    seen = play(sample_slow_saves, settings=settings).result
     assert {waiting for waiting, _, _ in seen} >= {1, 2, 3}, "one after another"
     assert not any(saved and is_over for _, saved, is_over in seen)
 
 
-async def cancelled(node, request):
+async def cancel_early(node, request):
     """Begin a turn and hang up before anything is computed."""
     events = node.turns.serve(request)
     await anext(events)
@@ -76,11 +77,11 @@ def taken_over(*, is_saved):
     async def script(world):
         host = world.nodes["node-a"]
         node, key = host.node, (TENANT, AgentId("alice"))
-        await world.on(host, node.background.retries.stop())
+        await world.run_on_host(host, node.background.retries.stop())
         if is_saved:
-            assert (await world.on(host, take_turn(node, "alice"))).durable
+            assert (await world.run_on_host(host, take_turn(node, "alice"))).durable
         host.drive.is_full = True
-        assert not (await world.on(host, take_turn(node, "alice", " goes on"))).durable
+        assert not (await world.run_on_host(host, take_turn(node, "alice", " goes on"))).durable
         host.drive.is_full = False
         agent = node.resources.table.get(key)
         before = agent.saved
@@ -88,7 +89,7 @@ def taken_over(*, is_saved):
 
         async def release(owner):
             call = ReleaseAgent(*key, 2, MigrationId("m" * 32), NodeName(owner))
-            await world.on(world.router, link.call(call, Done))
+            await world.run_on_host(world.router, link.call(call, Done))
 
         with pytest.raises(FabricError, match="no other node has it"):
             await release(host.name)
@@ -96,7 +97,7 @@ def taken_over(*, is_saved):
         await release("node-b")
         state = agent.manifest, agent.cache, agent.is_durable
         world.disk_judge.check_tables(node)
-        await world.on(host, cancelled(node, turn("alice", epoch=3)))
+        await world.run_on_host(host, cancel_early(node, turn("alice", epoch=3)))
         world.disk_judge.check_tables(node)
         return before, *state, len(host.caches)
 

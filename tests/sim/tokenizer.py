@@ -62,7 +62,7 @@ class SimTokenizer:
         return render(messages, opens_answer=opens_answer)
 
     def rendered(self, messages, tools, options, *, continues=False):
-        assert not continues, "no client here begins answers"
+        assert not continues, "no simulated client begins answers"
         return Rendered(render(messages))
 
     def reader(self, prompt, stop, tools, call_seed, choice):

@@ -103,7 +103,7 @@ def once(reply):
 
 
 def spend(loop, seconds):
-    """Let time pass in a worker's call."""
+    """Spend simulated time in a worker's call."""
     if Worker.running is not None:
         Worker.running.pause(seconds)
     else:

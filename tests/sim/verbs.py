@@ -14,7 +14,6 @@ class Verbs:
         self._stream = stream
         # By agent: since when its memory is certainly private, and the node that acknowledged it.
         self._private = {}
-        self.settings_count = 0
 
     def is_private(self, key, node=None):
         """Return whether an agent's memory is acknowledged as private.
@@ -45,7 +44,6 @@ class Verbs:
         row, _ = await self._api.repeat_call(talk, random, "close")
         if row is None:
             return
-        self.settings_count += 1
         if HOT in row["tiers"] or row["pinned"] or not row["closed"]:
             self._world.fail(f"{talk.name}: closed, but {row}")
         self._check_record(talk, lambda settings: settings.is_closed, "closed")
@@ -57,7 +55,6 @@ class Verbs:
         row, _ = await self._api.repeat_call(talk, random, "evict", body)
         if row is None:
             return
-        self.settings_count += 1
         if node is None and (HOT in row["tiers"] or "disk" not in row["tiers"]):
             world.fail(f"{talk.name}: evicted, but it is in {row['tiers']}")
         if node == row["node"]:
@@ -71,7 +68,6 @@ class Verbs:
         row, _ = await self._api.repeat_call(talk, random, "decay", {"after_s": after_s})
         if row is None:
             return
-        self.settings_count += 1
         if row["decays_after_s"] != after_s:
             self._world.fail(f"{talk.name}: it decays after {row['decays_after_s']}, not {after_s}")
         self._check_record(talk, lambda settings: settings.decays_after_s == after_s, "decaying")
@@ -90,7 +86,6 @@ class Verbs:
         row, _ = await self._api.repeat_call(talk, random, "share", {"scope": scope})
         if row is None:
             return
-        self.settings_count += 1
         if row["share"] != scope:
             self._world.fail(f"{talk.name}: shared with its {row['share']}, not its {scope}")
         self._check_record(talk, lambda settings: settings.is_private == (scope == "agent"), scope)

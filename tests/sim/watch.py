@@ -35,7 +35,7 @@ class Watch:
         self.derived_cuts = set()  # agents whose record lost rows borrowed from erased ones
         self.released = {}  # (node, life, agent): the epoch at which another node owns it
         self._finished = defaultdict(list)  # by operation: each (node, epoch, time) of its end
-        self._hosts = defaultdict(dict)  # by agent: each node that had it, and when it last got it
+        self._hosts = defaultdict(dict)  # by agent: each node that had it, and when it last did
         self._owners = {}  # (agent, epoch): node, life and durability of its acknowledgement
         self._admitted = {}  # (agent, router's life): the highest epoch that clients saw, and when
 
@@ -63,7 +63,7 @@ class Watch:
         self.released.pop((name, self._world.nodes[name].incarnation, key), None)
 
     def was_evicted(self, key, name, since_s):
-        """Return whether a node evicted an agent since then, or evicted it and has not got it back.
+        """Return whether a node evicted an agent since then, or evicted it and has not restored it.
 
         A turn that began it anew may have ended before its client sees the admission.
         """

@@ -114,14 +114,14 @@ class Worker:
     # --- on the thread -----------------------------------------------------------------------
 
     def pause(self, delay_s):
-        """Let others run for so long."""
+        """Pause this worker for so long."""
         if self._is_atomic or self.is_doomed:
             return
         self._loop.call_later(delay_s, self._wake, self._round)
         self._wait()
 
     def wait(self):
-        """Let others run until `wake_soon` is called."""
+        """Block this worker until `wake_soon` is called."""
         if self.is_doomed:
             raise PowerLostError
         self._wait()
@@ -136,7 +136,7 @@ class Worker:
 
     @contextlib.contextmanager
     def atomic(self):
-        """Let no other worker run meanwhile."""
+        """Run a block without interruption by other workers."""
         self._is_atomic += 1
         try:
             yield
@@ -145,18 +145,18 @@ class Worker:
 
 
 def pause(delay_s):
-    """Let others run for so long, if a worker's thread calls."""
+    """Pause the calling worker for so long; do nothing in other threads."""
     if Worker.running is not None:
         Worker.running.pause(delay_s)
 
 
 def atomic():
-    """Let no other worker run meanwhile."""
+    """Run a block without interruption by other workers."""
     return Worker.running.atomic() if Worker.running is not None else contextlib.nullcontext()
 
 
 def unwind(loop):
-    """End all workers: each meets a power loss where it waits."""
+    """End all workers: each raises PowerLostError where it waits."""
     for worker in list(loop.workers):
         worker.is_doomed = True
         while not worker.is_over:

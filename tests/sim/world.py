@@ -202,7 +202,7 @@ class World:
             yield
 
     async def live(self):
-        """Start the fabric, inject faults, heal it, let it settle, and check what it has."""
+        """Start the fabric, inject faults, heal it, wait until it settles, and check its state."""
         for host in (*self.nodes.values(), self.router):
             host.boot()
         talking = asyncio.create_task(self.clients.run())

@@ -1,6 +1,6 @@
 """Conversations of agent programs with a node, and what each turn reused.
 
-A client sends back the answers it got. For each prompt: its tokens, those that came from a cache,
+A client returns the answers it received. For each prompt: its tokens, those that came from a cache,
 and those that an exact match with anything computed before could have saved.
 """
 

@@ -1,6 +1,6 @@
 """Tiny models of every cache architecture: the real configs' shapes, with few and small layers.
 
-Weights are random, so they show whether code paths agree bit for bit, not what a model knows.
+Weights are random, so they show whether code paths agree bit for bit, not the quality of a model.
 Windows are 32 tokens and indexers keep 32, so that 100 tokens are past every limit.
 """
 
@@ -167,7 +167,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "model_type": "deepseek_v3",
         "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
     },
-    # With rope_scaling, transformers' tokenizer loader fails on a model type it does not know.
+    # With rope_scaling, transformers' tokenizer loader fails on an unknown model type.
     "kimi_k2": {**_LATENT, "model_type": "kimi_k2", "rope_scaling": None},
     "glm4_moe_lite": {
         **_LATENT,

@@ -274,7 +274,6 @@ _HARMONY_MARKS = (
     *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"),
     "<|return|>",
 )
-_TAGS = ("<tool_call>", "</tool_call>")
 
 CALL_SHAPES = {
     shape.name: shape

@@ -1,4 +1,4 @@
-"""Tokenizers with templates in the shapes of known families, small and written here."""
+"""Small tokenizers with templates in the shapes of known families, written for tests."""
 
 import json
 from pathlib import Path

@@ -100,7 +100,7 @@ class DeviceFaults:
 
 
 class _Called:
-    """Model whose call is replaced."""
+    """A model whose call is replaced."""
 
     def __init__(self, model: Any, call: Callable[..., mx.array]) -> None:
         self._model, self._call = model, call

@@ -30,7 +30,7 @@ class NemesisAction:
     """An action on an agent in a phase, and its node: the killed one, or the new one."""
 
     phase: str
-    what: str
+    kind: str
     agent: str
     node: str
 
@@ -91,8 +91,8 @@ class Nemesis:
     def _record_misplaced_turn(self, agent: str, node: str) -> None:
         """Record a turn that the target of the agent's move does not serve, though it is alive."""
         for action in reversed(self.actions):
-            if action.agent == agent or action.what == KILL:
-                if action.agent == agent and action.what == BETWEEN and action.node != node:
+            if action.agent == agent or action.kind == KILL:
+                if action.agent == agent and action.kind == BETWEEN and action.node != node:
                     self.misplaced_turns.append(action)
                 return
 
@@ -106,17 +106,17 @@ class Nemesis:
             self._answered.add((agent_id, messages_count))
 
     def forget(self, action: NemesisAction) -> None:
-        """Make an action that came too late due again."""
+        """Repeat an action that came too late."""
         with self._lock:
             self.actions.remove(action)
 
-    def last(self, agent_id: str, what: str) -> NemesisAction | None:
+    def last(self, agent_id: str, kind: str) -> NemesisAction | None:
         agent = self._names[agent_id]
-        matching = (d for d in self.actions if (d.agent, d.what) == (agent, what))
+        matching = (d for d in self.actions if (d.agent, d.kind) == (agent, kind))
         return next((d for d in matching if d.phase == self._turns[agent].phase), None)
 
-    def _is_due(self, phase: str, what: str) -> bool:
-        return not any((d.phase, d.what) == (phase, what) for d in self.actions)
+    def _is_due(self, phase: str, kind: str) -> bool:
+        return not any((d.phase, d.kind) == (phase, kind) for d in self.actions)
 
     def _kill(self, phase: str, agent_id: str, node: str) -> None:
         if node in self._killed_nodes or len(self._killed_nodes) + 2 > len(self.fabric.services):
@@ -134,13 +134,13 @@ class Nemesis:
                 self.fabric.revive(node)
                 del self._killed_nodes[node]
 
-    def _move(self, phase: str, what: str, agent_id: str, node: str | None) -> None:
+    def _move(self, phase: str, kind: str, agent_id: str, node: str | None) -> None:
         others = [n for n in self.fabric.services if n not in {node, *self._killed_nodes}]
         for to in others:
             path = f"/v1/agents/{agent_id}/migrate"
             receipt = self.fabric.http.post(path, json={"to": to}, timeout=MOVED_S)
             if receipt.status_code == 200 and receipt.json()["to"] == to:
-                self.actions.append(NemesisAction(phase, what, self._names[agent_id], to))
+                self.actions.append(NemesisAction(phase, kind, self._names[agent_id], to))
                 return
 
 

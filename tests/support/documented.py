@@ -6,9 +6,9 @@ import re
 from jsonschema import Draft202012Validator
 from starlette.routing import Match
 
-from router.app import described
+from router.app import describe_api
 
-DOCUMENT = described()
+DOCUMENT = describe_api()
 _VALIDATORS = {}
 
 

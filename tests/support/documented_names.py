@@ -12,7 +12,7 @@ from fabric.control.node_calls import AgentView, NodeView
 from fabric.retention import TenantShare
 from fabric.settings import DATES_OPTION, FabricSettings
 from fabric.tenant_settings import TenantLimits
-from router.app import described
+from router.app import describe_api
 from router.telemetry import Telemetry
 from tests.support.error_codes import error_codes
 
@@ -50,7 +50,7 @@ def sections() -> frozenset[str]:
 @cache
 def routes() -> frozenset[tuple[str, str]]:
     """Return (method, path) of every route; test_openapi holds the document to the application."""
-    paths = described()["paths"]
+    paths = describe_api()["paths"]
     return frozenset((method.upper(), path) for path, each in paths.items() for method in each)
 
 
@@ -75,7 +75,7 @@ def metrics() -> frozenset[str]:
 def json_keys() -> frozenset[str]:
     """Return the keys of all bodies and answers."""
     views = (field.name for view in (AgentView, NodeView) for field in fields(view))
-    return frozenset({*_properties(described()), *views})
+    return frozenset({*_properties(describe_api()), *views})
 
 
 def _properties(schema: Any) -> Iterator[str]:

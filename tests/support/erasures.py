@@ -17,7 +17,6 @@ from node.store.posix_disk import DiskError
 from tests.support.services import TENANT, call
 
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
-ERASED_S = 1_700_000_000.0
 ATTEMPTS = 2
 WAIT_POLLS = 6_000
 _operations = itertools.count()

@@ -4,7 +4,6 @@ import errno
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 CALLS = ("open", "mkdir", "writev", "fsync", "rename", "unlink", "stat", "fstat", "readv", "lseek")
 WRITES = ("mkdir", "writev", "fsync", "rename", "unlink")
@@ -27,7 +26,7 @@ class FailingCalls:
     failed: list[str] = field(default_factory=list)
 
     def mend(self) -> None:
-        """Let every call succeed from now on."""
+        """Make every later call succeed."""
         self.is_broken = False
 
     def install(self, monkeypatch) -> "FailingCalls":
@@ -73,8 +72,3 @@ class _Os:
 
 def _no_flush(_descriptor: int) -> None:
     return None
-
-
-def block_files(folder: Path) -> set[str]:
-    """List the block files anywhere under a folder."""
-    return {path.name for path in folder.rglob("blocks/*")}

@@ -62,7 +62,7 @@ def _first_ref(record, **change):
 
 
 def _with_text(record, text):
-    """Let the last token stand for the rest of another text."""
+    """Make the last token represent the rest of another text."""
     return replace(record, text=text, token_ends=(*record.token_ends[:-1], len(text)))
 
 

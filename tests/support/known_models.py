@@ -40,7 +40,7 @@ def load_known(
     bits: KvBits | None = None,
     memory: MemoryPlan | None = None,
 ) -> LoadedModel:
-    """Load a model as `load_model` does; raise what it raises."""
+    """Load a model as `load_model` does; raise its errors."""
     key = (_digest(model), bits or KvBits())
 
     def fit(loaded: Any, bits: KvBits, limits: ModelLimits) -> Engine:

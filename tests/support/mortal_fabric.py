@@ -111,8 +111,8 @@ class World:
     scale: float = SCALE
     services: Services | None = None
     meddle: Meddle | None = None
-    deaf: set[str] = field(default_factory=set)  # control messages to them are lost
-    mute: set[str] = field(default_factory=set)  # their answers are lost
+    requests_lost_to: set[str] = field(default_factory=set)  # control messages to them are lost
+    replies_lost_from: set[str] = field(default_factory=set)  # their answers are lost
     sent: list[Message] = field(default_factory=list)
     _tending: asyncio.Task[None] | None = None
     _alive: list[bool] = field(default_factory=list)
@@ -152,11 +152,15 @@ class World:
     def _transport(self, name: str, alive: list[bool]) -> Callable[[bytes], Awaitable[bytes]]:
         async def carry(raw: bytes) -> bytes:
             service = self.macs[name].service
-            if not alive[0] or service is None or name in self.deaf:
+            if not alive[0] or service is None or name in self.requests_lost_to:
                 message = f"{name} does not answer"
                 raise NodeLostError(message, NodeName(name))
             reply = await asyncio.wrap_future(service.control(raw))
-            if not alive[0] or self.macs[name].service is not service or name in self.mute:
+            if (
+                not alive[0]
+                or self.macs[name].service is not service
+                or name in self.replies_lost_from
+            ):
                 message = f"the answer of {name} was lost"
                 raise NodeLostError(message, NodeName(name))
             return reply
@@ -239,11 +243,11 @@ class World:
         """Wait until every node is ready for the router."""
         fleet = self.router.fleet
         async with asyncio.timeout(SETTLE_S):
-            while len(fleet.ready()) < len(self.macs) or not fleet.membership.settled():  # noqa: ASYNC110
+            while len(fleet.ready()) < len(self.macs) or not fleet.membership.is_settled():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def await_current_lives(self) -> None:
-        """Wait until the router knows each node's present incarnation."""
+        """Wait until the router has each node's present incarnation."""
         await self.alive()
         lives = {
             name: mac.node.resources.identity.config.incarnation for name, mac in self.macs.items()

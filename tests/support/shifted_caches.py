@@ -36,7 +36,7 @@ def filled(
     return cache
 
 
-def off(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
+def relative_error(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
     """Return the largest difference of logits, relative to the largest logit."""
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 

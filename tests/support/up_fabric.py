@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from router.supervise.processes import descendants, wait_gone
+from router.supervise.processes import descendants, wait_for_exit
 from tests.support.fabric_process import ALICE, BOB, ROOT, THRIFTY
 
 
@@ -66,7 +66,7 @@ def running_up(
         up.wait(60)
         assert up.stdout is not None
         up.stdout.close()
-        assert wait_gone(owned, 30.0) == []
+        assert wait_for_exit(owned, 30.0) == []
 
 
 def _is_router(pid: int) -> bool:

@@ -131,7 +131,7 @@ def _wrapped(module: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def _wrappers() -> dict[str, dict[str, Any]]:
-    """Return the families whose arguments are those of another one's, or of a part of theirs."""
+    """Return the families that take the arguments of another family, or of a part of one."""
     llama_4 = _family(
         "llama4",
         "TextArgs",

@@ -33,7 +33,7 @@ def _make_reader(tools: list[Any] | None) -> CallReader:
 
 
 def _grammar(tools: Sequence[ToolSpec], options: GrammarOptions) -> Expression:
-    """Write what the tokenizer has marks for."""
+    """Return the grammar of calls in the marks that the tokenizer has."""
     if _ARGUMENTS not in options.special_texts:
         return _call_list(tools, options)
     has_id = _ID in options.special_texts and _ID in options.template

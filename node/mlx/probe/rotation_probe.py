@@ -91,7 +91,7 @@ def read_rotations(
         return list(_explain_all(runs, candidates))
     except Exception as error:  # noqa: BLE001 - the model may be usable without it
         why = f"the model does not run at a chosen position ({type(error).__name__}: {error})"
-        return [UnknownRotation(why[:300]) for cache in fresh() for _ in _inside(cache)]
+        return [UnknownRotation(why[:300]) for cache in fresh() for _ in _cache_members(cache)]
 
 
 # --- the experiment --------------------------------------------------------------------------
@@ -114,12 +114,12 @@ def _recorder(cache: Any, position: int) -> Any:
     return RecordingCache(cache, position)
 
 
-def _inside(cache: Any) -> tuple[Any, ...]:
+def _cache_members(cache: Any) -> tuple[Any, ...]:
     return tuple(cache.caches) if isinstance(cache, CacheList) else (cache,)
 
 
 def _members(cache: Any) -> list[RecordingCache]:
-    return [member for member in _inside(cache) if isinstance(member, RecordingCache)]
+    return [member for member in _cache_members(cache) if isinstance(member, RecordingCache)]
 
 
 # --- candidates of the modules ---------------------------------------------------------------
@@ -172,8 +172,8 @@ def _explain_all(runs: dict[int, Caches], candidates: list[Rotation]) -> Iterato
 
 def _explain_cache(caches: dict[int, Any], candidates: list[Rotation]) -> Iterator[CacheRotations]:
     """Explain each plain cache that a model's cache is made of."""
-    for number in range(len(_inside(caches[0]))):
-        members = {position: _inside(cache)[number] for position, cache in caches.items()}
+    for number in range(len(_cache_members(caches[0]))):
+        members = {position: _cache_members(cache)[number] for position, cache in caches.items()}
         yield _explain_member(members, number, candidates)
 
 

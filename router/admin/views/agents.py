@@ -166,7 +166,7 @@ def agent_row(fleet: Fleet, key: AgentKey) -> Row:
         created_s=reported.created_s if reported else None,
         used_s=reported.used_s if reported else None,
         replicas=[holding.node for holding in replicas],
-        erasing=directory.erasing(key),
+        erasing=directory.erasing_nodes(key),
         copies=[_copy_row(key, holding, owner) for holding in replicas],
         amortized=view.exact_tokens is not None,
         branches=view.branches or 0,

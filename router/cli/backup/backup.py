@@ -110,18 +110,20 @@ def run_backup(arguments: argparse.Namespace) -> int:
         for row in chosen:
             results.add(saving.save(row))
     contents = saving.close(len([r for r in results.rows if r.result == "failed"]))
-    gone = _gone(contents, rows, clients)
+    missing = _count_missing(contents, rows, clients)
     summary = {
         "folder": str(folder.path),
         "fabric": contents.fabric,
         "keys": sorted(material.files),
         "keys_encrypted": arguments.key_file is not None,
         "missing": why_incomplete,
-        "kept_of_before": gone,
+        "kept_of_before": missing,
         "agents_in_backup": contents.agents_count,
     }
     lines = [_about_keys(folder, material, arguments.key_file)]
-    lines += [f"{gone} agents of earlier backups, which the fabric no longer has"] if gone else []
+    lines += (
+        [f"{missing} agents of earlier backups, which the fabric no longer has"] if missing else []
+    )
     lines += [f"incomplete: {why_incomplete}"] if why_incomplete else []
     lines += [
         f"{folder.path} has {contents.agents_count} agents: restore them with `macfabric restore`"
@@ -142,11 +144,11 @@ def _keep_material(
     return material
 
 
-def _gone(contents: BackupList, rows: list[dict[str, Any]], clients: TenantClients) -> int:
+def _count_missing(contents: BackupList, rows: list[dict[str, Any]], clients: TenantClients) -> int:
     """Count the agents of the backup that the fabric no longer has."""
     present = {(str(row.get("tenant") or ""), str(row.get("id"))) for row in rows}
-    seen = [a for a in contents.agents if clients.is_operator or a.tenant == clients.own_tenant]
-    return sum(agent.key not in present for agent in seen)
+    visible = [a for a in contents.agents if clients.is_operator or a.tenant == clients.own_tenant]
+    return sum(agent.key not in present for agent in visible)
 
 
 def _about_keys(folder: BackupFolder, material: KeyMaterial, key_file: Path | None) -> str:

@@ -98,8 +98,8 @@ class BackupFolder:
         if is_used and not self.list.exists():
             message = f"{self.path} is neither empty nor a backup: name a new or empty folder"
             raise CommandError(message, MISUSED)
-        found = self.read() if is_used else BackupList(fabric=fabric_id)
-        if found.fabric is not None and fabric_id is not None and found.fabric != fabric_id:
+        backup = self.read() if is_used else BackupList(fabric=fabric_id)
+        if backup.fabric is not None and fabric_id is not None and backup.fabric != fabric_id:
             message = f"{self.path} is a backup of another fabric: name another folder"
             raise CommandError(message, MISUSED)
         try:
@@ -107,7 +107,7 @@ class BackupFolder:
                 make_private_folder(folder)
         except OSError as error:
             raise CommandError(describe_os_error(error, self.path), MISUSED) from None
-        return replace(found, fabric=found.fabric or fabric_id)
+        return replace(backup, fabric=backup.fabric or fabric_id)
 
     def read(self) -> BackupList:
         """Return the list; raise CommandError if there is none, or it is damaged."""

@@ -64,17 +64,17 @@ def find_keys(data: Path, chosen: Path | None) -> Path | None:
 
 def read_keys(folder: Path) -> dict[str, str]:
     """Return the fabric's key files by name, those that are on this machine."""
-    found = {}
+    texts = {}
     for name in _NAMES:
         path = _path_of(folder, name)
         try:
-            found[name] = path.read_text()
+            texts[name] = path.read_text()
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError) as error:
             message = f"{path} cannot be read: {error}"
             raise CommandError(message) from None
-    return found
+    return texts
 
 
 def write_keys(folder: Path, files: Mapping[str, str]) -> list[str]:

@@ -126,7 +126,7 @@ def _restore_keys(material: KeyMaterial, target: Path, *, as_json: bool) -> int:
     if as_json:
         print_json({"folder": str(target), "written": written, "keys": sorted(material.files)})
         return 0
-    print_line(f"wrote {', '.join(written)}" if written else "nothing to write: all keys are there")
+    print_line(f"wrote {', '.join(written)}" if written else "nothing to write: all keys exist")
     print_line(f"the keys are in {target}: start the fabric, then restore its agents")
     return 0
 

@@ -52,19 +52,19 @@ class TenantClients:
         return rows, f"nodes that have not reported their agents yet: {unheard}"
 
 
-def tenant_clients(found: Fabric, folder: DataFolder, key_file: Path | None) -> TenantClients:
+def tenant_clients(fabric: Fabric, folder: DataFolder, key_file: Path | None) -> TenantClients:
     """Return the clients of a fabric; keys are read from `key_file`, or the data folder's own."""
-    with found.stream("GET", "/v1/events") as events:
+    with fabric.stream("GET", "/v1/events") as events:
         caller = next((event.data.get("caller") or {} for event in events), {})
     tenant = caller.get("tenant")
-    keys = keys_of_file(key_file) if key_file is not None else _local_keys(found, folder)
+    keys = keys_of_file(key_file) if key_file is not None else _local_keys(fabric, folder)
     plain = {name: key for name, key in keys.items() if is_plain(key)}
-    return TenantClients(found, tenant, bool(caller.get("operator")), plain)
+    return TenantClients(fabric, tenant, bool(caller.get("operator")), plain)
 
 
-def _local_keys(found: Fabric, folder: DataFolder) -> Mapping[str, str]:
+def _local_keys(fabric: Fabric, folder: DataFolder) -> Mapping[str, str]:
     """Return the keys in the settings of the fabric that runs in the data folder."""
-    if read_json(folder.endpoint).get("url") != found.url:
+    if read_json(folder.endpoint).get("url") != fabric.url:
         return {}
     with suppress(CommandError, FabricError, OSError):
         return read_settings(folder.config).router.api_keys

@@ -39,16 +39,16 @@ _IDLE_MINUTES_LEAST: Final = 1_440  # Ray may stop a Mac that is idle for longer
 _ADDRESS_ATTEMPT: Final = re.compile(r"[\d.]*\d[\d.]*[a-z]?", re.ASCII)
 
 
-def cluster_findings(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
+def cluster_findings(cluster: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
     """Yield mistakes outside our own section; paths start at `base`, where `ray up` runs."""
-    yield from _provider(map_at(whole, "provider"), whole)
-    yield from _access(whole, base)
-    yield from _commands(whole)
+    yield from _provider(map_at(cluster, "provider"), cluster)
+    yield from _access(cluster, base)
+    yield from _commands(cluster)
 
 
-def named_hosts(whole: dict[str, Any]) -> list[tuple[str, object]]:
+def named_hosts(cluster: dict[str, Any]) -> list[tuple[str, object]]:
     """List the Macs of a file, each with the setting that names it."""
-    provider = map_at(whole, "provider")
+    provider = map_at(cluster, "provider")
     workers = provider.get("worker_ips")
     listed = workers if isinstance(workers, list) else []
     return [
@@ -69,7 +69,7 @@ def host_complaint(host: object) -> str | None:
     if "://" in text:
         return f"{text} has a scheme: write the address alone"
     if "@" in text:
-        return f"{text} names an account: that belongs into auth.ssh_user"
+        return f"{text} names an account: write it in auth.ssh_user"
     if re.fullmatch(r"[^:]+:\d+", text):
         return f"{text} has a port: write the address alone"
     if not is_host(text) or _is_mistyped(text):
@@ -93,25 +93,25 @@ def _is_mistyped(text: str) -> bool:
     return False
 
 
-def _provider(provider: dict[str, Any], whole: dict[str, Any]) -> Iterator[ConfigFinding]:
-    if not whole.get("cluster_name"):
+def _provider(provider: dict[str, Any], cluster: dict[str, Any]) -> Iterator[ConfigFinding]:
+    if not cluster.get("cluster_name"):
         yield warning("cluster_name", "is missing: a second cluster would share the default name")
     if provider.get("type") != "local":
         yield error("provider.type", "must be local: Ray starts no machines for a fabric")
         return
     for key in sorted(set(provider) - PROVIDER_KEYS):
         yield error(f"provider.{key}", "is unknown, and Ray ignores it silently")
-    yield from _hosts(whole)
+    yield from _hosts(cluster)
     workers = provider.get("worker_ips")
     if isinstance(workers, list):  # else Ray has reported it
-        yield from _workers(provider.get("head_ip"), workers, whole)
-    minutes = whole.get("idle_timeout_minutes")
+        yield from _workers(provider.get("head_ip"), workers, cluster)
+    minutes = cluster.get("idle_timeout_minutes")
     if isinstance(minutes, int | float) and minutes < _IDLE_MINUTES_LEAST:
         message = f"is {minutes}: Ray may stop a Mac that was idle for so long; 525600 is a year"
         yield warning("idle_timeout_minutes", message)
 
 
-def _workers(head: object, workers: list[Any], whole: dict[str, Any]) -> Iterator[ConfigFinding]:
+def _workers(head: object, workers: list[Any], cluster: dict[str, Any]) -> Iterator[ConfigFinding]:
     if 1 + len(workers) > NODES_MAX:
         macs = 1 + len(workers)
         message = f"lists {macs} Macs including the head: a fabric has at most {NODES_MAX}"
@@ -125,7 +125,7 @@ def _workers(head: object, workers: list[Any], whole: dict[str, Any]) -> Iterato
             yield error(_place(at), f"names {address} twice: remove one")
     count = len(workers)
     for key in ("min_workers", "max_workers"):
-        wanted = whole.get(key, count)
+        wanted = cluster.get(key, count)
         if isinstance(wanted, int) and wanted < count:
             left_out = f"leaves {count - wanted} of {count} workers out"
             yield error(key, f"is {wanted} and {left_out} silently")
@@ -133,31 +133,31 @@ def _workers(head: object, workers: list[Any], whole: dict[str, Any]) -> Iterato
             yield warning(key, f"is {wanted}, but there are only {count} workers")
 
 
-def _hosts(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
-    for where, host in named_hosts(whole):
+def _hosts(cluster: dict[str, Any]) -> Iterator[ConfigFinding]:
+    for where, host in named_hosts(cluster):
         if host is None and where == "provider.head_ip":
             continue  # Ray reports it
         if is_loopback(str(host)):
-            yield error(where, f"names {host}, which every Mac takes for itself")
+            yield error(where, f"names {host}, which resolves to itself on every Mac")
         elif str(host).endswith(".local"):
-            message = f"names {host}; such a name may lead to the Mac itself: use its address"
+            message = f"names {host}; such a name may resolve to the Mac itself: use its address"
             yield warning(where, message)
         elif (complaint := host_complaint(host)) is not None:
             yield error(where, complaint)
 
 
-def _access(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
-    auth = map_at(whole, "auth")
+def _access(cluster: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
+    auth = map_at(cluster, "auth")
     if not auth.get("ssh_user"):
         yield error("auth.ssh_user", "is missing: `ray up` fails later, with a KeyError")
     key = auth.get("ssh_private_key")
-    if not key and map_at(whole, "provider").get("worker_ips"):
+    if not key and map_at(cluster, "provider").get("worker_ips"):
         message = "is missing: the head, which starts the workers, has no key to them"
         yield error("auth.ssh_private_key", message)
     if key and not Path(str(key)).expanduser().exists():
         message = f"{key} does not exist on this machine, where `ray up` needs it"
         yield error("auth.ssh_private_key", message)
-    for remote, local in map_at(whole, "file_mounts").items():
+    for remote, local in map_at(cluster, "file_mounts").items():
         path = base / Path(str(local)).expanduser()
         if not path.exists():
             message = f"{local} does not exist, seen from {base}, where `ray up` would run"
@@ -180,17 +180,17 @@ def _contents(where: str, folder: Path) -> Iterator[ConfigFinding]:
         yield warning(where, f"{folder} holds {compiled} {message}")
 
 
-def _commands(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
+def _commands(cluster: dict[str, Any]) -> Iterator[ConfigFinding]:
     for key in _COMMAND_LISTS:
-        for index, command in enumerate(_strings(whole.get(key))):
+        for index, command in enumerate(_strings(cluster.get(key))):
             complaint = _shell_complaint(command)
             if complaint:
                 yield error(f"{key}[{index}]", f"is not valid shell: {complaint}")
-    has_workers = bool(map_at(whole, "provider").get("worker_ips"))
+    has_workers = bool(map_at(cluster, "provider").get("worker_ips"))
     for key, (needed, complaint) in _STARTS.items():
         if not has_workers and key.startswith("worker"):
             continue
-        if not any(needed.search(command) for command in _strings(whole.get(key))):
+        if not any(needed.search(command) for command in _strings(cluster.get(key))):
             yield error(key, complaint)
 
 
@@ -204,9 +204,9 @@ def _shell_complaint(command: str) -> str | None:
     return (done.stderr.strip().splitlines() or ["?"])[0] if done.returncode else None
 
 
-def map_at(whole: dict[str, Any], key: str) -> dict[str, Any]:
+def map_at(cluster: dict[str, Any], key: str) -> dict[str, Any]:
     """Return the map at a key, or an empty one."""
-    value = whole.get(key)
+    value = cluster.get(key)
     return value if isinstance(value, dict) else {}
 
 

@@ -36,8 +36,8 @@ def add_config(commands: Any) -> None:
     check = verbs.add_parser(
         "check",
         help="check a cluster file before `ray up`",
-        description="Ask Ray, then look for mistakes that Ray accepts, and check "
-        "metadata.macfabric. Exit status 1 if there is an error.",
+        description="Let Ray parse the file, then look for mistakes that Ray accepts, "
+        "and check metadata.macfabric. Exit status 1 if there is an error.",
     )
     check.add_argument("file", type=Path, metavar="FILE", help="cluster.yaml")
     check.add_argument("--json", action="store_true", help="print JSON")
@@ -47,10 +47,10 @@ def add_config(commands: Any) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Check a file and print the findings."""
-    whole = read_cluster_file(arguments.file)
+    cluster = read_cluster_file(arguments.file)
     tree = compose(arguments.file)
-    findings = [*ray_findings(whole), *own_findings(whole, Path.cwd()), *_keys(arguments.file)]
-    findings += key_findings(whole, arguments.file, datetime.now(UTC))
+    findings = [*ray_findings(cluster), *own_findings(cluster, Path.cwd()), *_keys(arguments.file)]
+    findings += key_findings(cluster, arguments.file, datetime.now(UTC))
     lines = {finding.where: line_of(tree, finding.where) for finding in findings}
     for where, at in repeated_keys(tree):
         findings.append(error(where, "is written twice; Ray takes the last one"))
@@ -75,30 +75,30 @@ def _summary(file: Path, errors: int, warnings: int) -> str:
     if errors:
         return f"{file}: {', '.join(counted)}"
     if warnings:
-        return f"{file}: {counted[0]}; `ray up {file}` will take it, but look at that first"
-    return f"{file} is fine; `ray up {file}` will take it"
+        return f"{file}: {counted[0]}; `ray up {file}` accepts it, but look at that first"
+    return f"{file} is fine; `ray up {file}` accepts it"
 
 
-def ray_findings(whole: dict[str, Any]) -> Iterator[ConfigFinding]:
+def ray_findings(cluster: dict[str, Any]) -> Iterator[ConfigFinding]:
     """Yield the findings of Ray's own validation."""
     from router.supervise.ray_config import ray_complaint
 
-    complaint = ray_complaint(whole)
+    complaint = ray_complaint(cluster)
     if complaint is not None:
         yield error("Ray", complaint)
 
 
-def own_findings(whole: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
+def own_findings(cluster: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
     """Yield mistakes that Ray accepts, and errors in our section.
 
     `base` is where `ray up` will run: paths start there, not beside the file.
     """
-    yield from cluster_findings(whole, base)
-    settings, problems = inspect_settings(fabric_section(whole))
+    yield from cluster_findings(cluster, base)
+    settings, problems = inspect_settings(fabric_section(cluster))
     yield from (error(f"metadata.{problem.where}", problem.message) for problem in problems)
     wrong = {problem.where for problem in problems}
     yield from _policies(settings.router.policies)
-    for finding in setting_findings(settings, whole):
+    for finding in setting_findings(settings, cluster):
         if finding.where.removeprefix("metadata.") not in wrong:
             yield finding
 
@@ -128,7 +128,7 @@ def _keys(path: Path) -> Iterator[ConfigFinding]:
         names = ", ".join(plain)
         yield warning(
             where,
-            f"spells the keys of {names} out, and Ray copies this file to where others read it: "
+            f"has the keys of {names} in clear text, and others can read Ray's copies of it: "
             "write sha256:HEX (printf %s KEY | shasum -a 256), or name a file in "
             f"{kind}_file",
         )
@@ -153,15 +153,15 @@ def _keys(path: Path) -> Iterator[ConfigFinding]:
             yield error("metadata.macfabric.router", str(failure))
 
 
-def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[ConfigFinding]:
+def key_findings(cluster: dict[str, Any], file: Path, now: datetime) -> Iterator[ConfigFinding]:
     """Yield errors in the keys that the file ships and in those written in it."""
     where = f"file_mounts.{SHIPPED_KEYS}"
-    if inspect_settings(fabric_section(whole))[1] or any(
-        host_complaint(host) for _, host in named_hosts(whole)
+    if inspect_settings(fabric_section(cluster))[1] or any(
+        host_complaint(host) for _, host in named_hosts(cluster)
     ):
         return  # reported already; certificates are for hosts that can be found
     try:
-        keys, subject = cluster_keys(whole, file)
+        keys, subject = cluster_keys(cluster, file)
     except CommandError as failure:
         yield error(where, str(failure))
         return
@@ -170,6 +170,6 @@ def key_findings(whole: dict[str, Any], file: Path, now: datetime) -> Iterator[C
         if why is not None:
             remedy = f"`macfabric certs create {file}`"
             yield error(where, f"needs another certificate ({why}): {remedy}")
-    settings, _ = inspect_settings(fabric_section(whole))
+    settings, _ = inspect_settings(fabric_section(cluster))
     if settings.keys_dir != SHIPPED_KEYS:
         yield error("metadata.macfabric.keys_dir", f"is not {SHIPPED_KEYS}, where the keys are")

@@ -83,9 +83,9 @@ def add_doctor(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "doctor",
-        description="Check whether this machine can run a fabric, and say over which paths the "
-        "nodes of the running one reach each other. Changes nothing. Exit status 1 if there is an "
-        "error; warnings do not count.",
+        description="Check whether this machine can run a fabric, and report the paths between "
+        "the nodes of the running one. Changes nothing. Exit status 1 if there is an error; "
+        "warnings do not count.",
     )
     parser.add_argument(
         "--config",
@@ -111,7 +111,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 def examine(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run all checks; return them, the paths between nodes, and whether nothing is wrong."""
     folder = (arguments.data or default_data_dir()).expanduser()
-    nodes, fabric_found = look_at_fabric(arguments)
+    nodes, fabric_found = check_fabric(arguments)
     stations = stations_of(nodes)
     keys = key_checks(folder, datetime.now(UTC))
     settings = settings_of(arguments.config, folder)
@@ -150,11 +150,11 @@ def machine_checks(folder: Path, settings: FabricSettings) -> Iterator[Check]:
         yield from mac_checks(run, folder, memory_bytes())
 
 
-def look_at_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Check]:
+def check_fabric(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Check]:
     """Check the running fabric, if there is one; return its nodes, too."""
     try:
-        found = replace(fabric_of(arguments), timeout_s=NODES_TIMEOUT_S)
-        nodes, urls = found.nodes(), found.health().get("urls") or [found.url]
+        client = replace(fabric_of(arguments), timeout_s=NODES_TIMEOUT_S)
+        nodes, urls = client.nodes(), client.health().get("urls") or [client.url]
     except (CommandError, ClientError) as error:
         return [], Check("fabric", "ok", f"no fabric to check: {error}")
     failed = [

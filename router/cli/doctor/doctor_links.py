@@ -30,7 +30,7 @@ _STATIC: Final = (
 _PROBLEMS: Final = {
     "silent": "no answer: a cable or switch is dead, the peer sleeps, or a firewall drops packets",
     "host_unreachable": (
-        "the system finds no way there (EHOSTUNREACH). On macOS Local Network Privacy causes "
+        "the system has no route there (EHOSTUNREACH). On macOS Local Network Privacy causes "
         "the same error without permission: allow it in System Settings, Privacy & Security, "
         "Local Network, or start the node over ssh or as a LaunchDaemon"
     ),
@@ -41,7 +41,7 @@ _PROBLEMS: Final = {
     "forbidden": "the system forbids it: look at the firewall",
     "wrong_node": "another node answers: two machines have the same address",
     "bad_key": "the machine that answers does not have this cluster's key",
-    "fingerprint_mismatch": "the two run different models, so nothing travels between them",
+    "fingerprint_mismatch": "the two run different models, so they exchange no caches",
     "protocol_version": "the two run different versions of macfabric",
     "bad_frame": "the two run different versions of macfabric",
 }
@@ -179,8 +179,8 @@ def _link_local(station: Station) -> Iterator[Check]:
         yield Check(
             f"{station.name} Thunderbolt",
             "ok",
-            f"{_named(cables[0])} gave itself its address; that works here, as each dial names "
-            f"its interface, but changes now and then. To keep it, {_STATIC}",
+            f"{_named(cables[0])} has a self-assigned address; that works here, as each connection "
+            f"names its interface, but the address may change. To keep it, {_STATIC}",
         )
 
 

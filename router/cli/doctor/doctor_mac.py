@@ -96,7 +96,7 @@ def _rsync(text: str) -> Check | None:
     if not text:
         return None
     flavour = "openrsync" if "openrsync" in text else text.splitlines()[0].strip()
-    return Check("rsync", "ok", f"{flavour}; it takes what `ray up` asks of it")
+    return Check("rsync", "ok", f"{flavour}; it has the options that `ray up` uses")
 
 
 def _wired_limit(text: str, memory_bytes: int) -> Check | None:

@@ -75,7 +75,7 @@ def parse_dhcp_packet(text: str) -> tuple[str, str] | None:
 
 
 def firewall_is_on(text: str) -> bool | None:
-    """Read `socketfilterfw --getglobalstate`; return None if it says neither."""
+    """Read `socketfilterfw --getglobalstate`; return None if it reports no state."""
     state = re.search(r"State = (\d)", text)
     return None if state is None else state[1] != "0"
 

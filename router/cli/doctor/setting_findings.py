@@ -1,6 +1,6 @@
 """Valid settings that are likely mistakes, given the cluster file and this machine.
 
-What only another Mac can know, such as whether a folder exists there, is a warning.
+Findings that only another Mac can confirm, such as a missing folder there, are warnings.
 """
 
 import re
@@ -42,9 +42,9 @@ _EMPTIED: Final = ("/tmp", "/private/tmp", "/var/tmp", "/private/var/tmp")  # no
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
 
-def setting_findings(settings: FabricSettings, whole: dict[str, Any]) -> Iterator[ConfigFinding]:
+def setting_findings(settings: FabricSettings, cluster: dict[str, Any]) -> Iterator[ConfigFinding]:
     """Yield likely mistakes in settings that are valid in themselves."""
-    hosts = [str(host) for _, host in named_hosts(whole) if host is not None]
+    hosts = [str(host) for _, host in named_hosts(cluster) if host is not None]
     yield from _model(settings.model)
     yield from _data_dir(settings.data_dir)
     yield from _amounts(settings.node)
@@ -175,17 +175,17 @@ def _address(router: RouterSettings, hosts: list[str]) -> Iterator[ConfigFinding
         yield error(f"{_ROUTER}.host", message)
     elif router.host != head:
         message = f"{router.host} is not the head's address ({head}), where the router runs"
-        yield warning(f"{_ROUTER}.host", f"{message}; 0.0.0.0 means all that it has")
+        yield warning(f"{_ROUTER}.host", f"{message}; 0.0.0.0 means all its addresses")
 
 
 def _port(router: RouterSettings) -> Iterator[ConfigFinding]:
     where, port = f"{_ROUTER}.port", router.port
     if port == RAY_PORT:
-        yield error(where, f"{port} is taken by Ray: take another one")
+        yield error(where, f"{port} is used by Ray: choose another one")
     elif port == _SSH_PORT:
-        yield error(where, f"{port} is taken by ssh (Remote Login): take another one")
+        yield error(where, f"{port} is used by ssh (Remote Login): choose another one")
     elif port == 0:
-        yield warning(where, "0 takes a free port, another one at each start: clients need one")
+        yield warning(where, "0 chooses another free port at each start: clients need a fixed one")
     elif port < _FREE_PORTS:
         message = f"{port} needs an administrator's rights: take one of {_FREE_PORTS} to 65535"
         yield warning(where, message)
@@ -234,5 +234,5 @@ def _aliases(settings: FabricSettings) -> Iterator[ConfigFinding]:
     served = Path(settings.model).name
     for alias, model in settings.router.model_aliases.items():
         if model != served:
-            message = f"leads to {model!r}, and the model that is served is called {served!r}"
+            message = f"points to {model!r}, but the served model is called {served!r}"
             yield error(f"{_ROUTER}.model_aliases.{alias}", message)

@@ -101,7 +101,7 @@ class Aliases:
             return text
         if self._home not in ("/", ""):
             text = re.sub(rf"{re.escape(self._home)}(?![\w.-])", "~", text)
-        text = _MAC.sub(lambda found: self.alias(HOST, found[0].lower()), text)
+        text = _MAC.sub(lambda match: self.alias(HOST, match[0].lower()), text)
         for pattern in (_IPV4, _IPV6):
             text = pattern.sub(self._address, text)
         return _WORD.sub(self._word, text)
@@ -112,21 +112,21 @@ class Aliases:
             return field
         return self._aliases.get(field, field)
 
-    def _address(self, found: re.Match[str]) -> str:
+    def _address(self, match: re.Match[str]) -> str:
         try:
-            address = ip_address(found[0])
+            address = ip_address(match[0])
         except ValueError:
-            return found[0]
+            return match[0]
         if _is_public_address(str(address)):
-            return found[0]
+            return match[0]
         return self.alias(HOST, str(address))
 
-    def _word(self, found: re.Match[str]) -> str:
+    def _word(self, match: re.Match[str]) -> str:
         """Replace the longest learnt names within a word such as `node.NAME.jsonl`."""
-        alias = self._aliases.get(found[0])
+        alias = self._aliases.get(match[0])
         if alias is not None:
             return alias
-        parts = _JOINT.split(found[0])
+        parts = _JOINT.split(match[0])
         shown, at = [], 0
         while at < len(parts):
             end = self._end_of_name(parts, at) if parts[at] in self._beginnings else at

@@ -113,21 +113,21 @@ def run_support_bundle(arguments: argparse.Namespace) -> int:
         raise CommandError(message, MISUSED)
     folder = DataFolder((arguments.data or default_data_dir()).expanduser())
     settings = settings_of(arguments.config, folder.path)
-    found, why_none = _fabric(arguments)
+    client, why_none = _fabric(arguments)
     aliases = Aliases(_alias_key(folder), keeps_names=arguments.with_names)
     log_bytes_max = arguments.log_mib * MIB
-    context = BundleContext(arguments, folder, settings, found, aliases, log_bytes_max)
+    context = BundleContext(arguments, folder, settings, client, aliases, log_bytes_max)
     scrubber = known_secrets(folder, settings, arguments.key)
-    entries = within_bounds(cleaned(list(parts_of(context)), aliases, scrubber))
+    entries = cut_entries(clean_parts(list(parts_of(context)), aliases, scrubber))
     contents = {
         "written_at": now.isoformat(timespec="seconds"),
         "by": f"macfabric {fabric.__version__}",
-        "fabric": "running" if found else why_none,
+        "fabric": "running" if client else why_none,
         "names": "kept" if arguments.with_names else "replaced by aliases",
         "not_in_it": [*_ABSENT, *([] if arguments.with_names else [_NAMES])],
         "entries": [entry.row() for entry in entries],
     }
-    [head] = cleaned([BundlePart(CONTENTS, "this list", contents)], aliases, scrubber)
+    [head] = clean_parts([BundlePart(CONTENTS, "this list", contents)], aliases, scrubber)
     _write(target, [head, *entries], now)
     return _report(target, contents, as_json=arguments.json)
 
@@ -150,7 +150,9 @@ def known_secrets(folder: DataFolder, settings: FabricSettings, key: str | None)
     return scrubber
 
 
-def cleaned(parts: Iterable[BundlePart], aliases: Aliases, scrubber: Secrets) -> list[BundleEntry]:
+def clean_parts(
+    parts: Iterable[BundlePart], aliases: Aliases, scrubber: Secrets
+) -> list[BundleEntry]:
     """Return parts without secrets and names; leave out one that still holds a secret."""
     entries = []
     for part in parts:
@@ -165,7 +167,7 @@ def cleaned(parts: Iterable[BundlePart], aliases: Aliases, scrubber: Secrets) ->
     return entries
 
 
-def within_bounds(entries: Iterable[BundleEntry]) -> list[BundleEntry]:
+def cut_entries(entries: Iterable[BundleEntry]) -> list[BundleEntry]:
     """Cut entries to what one, and all of them together, may take."""
     bounded, left_bytes = [], SUPPORT_BUNDLE_BYTES_MAX
     for entry in entries:
@@ -183,11 +185,11 @@ def within_bounds(entries: Iterable[BundleEntry]) -> list[BundleEntry]:
 def _fabric(arguments: argparse.Namespace) -> tuple[Fabric | None, str]:
     """Return the running fabric, or why none answers."""
     try:
-        found = replace(fabric_of(arguments), timeout_s=TIMEOUT_S)
-        found.health()
+        client = replace(fabric_of(arguments), timeout_s=TIMEOUT_S)
+        client.health()
     except (CommandError, ClientError) as error:
         return None, str(error)
-    return found, ""
+    return client, ""
 
 
 def _alias_key(folder: DataFolder) -> bytes:
@@ -235,5 +237,5 @@ def _report(target: Path, contents: dict[str, Any], *, as_json: bool) -> int:
     print_line(f"{target}: {human_bytes(target.stat().st_size)}, readable by you alone")
     print_line(f"fabric: {contents['fabric']}")
     print_line("not in it: " + "; ".join(contents["not_in_it"]))
-    print_line("BundleContext at it before you send it: tar -xzf FILE unpacks it.")
+    print_line("Look at it before you send it: tar -xzf FILE unpacks it.")
     return 0

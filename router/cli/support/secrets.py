@@ -74,7 +74,7 @@ class Secrets:
             text = text.replace(secret, REMOVED)
         for pattern in _PATTERNS:
             text = pattern.sub(REMOVED, text)
-        return _NAMED.sub(lambda found: f"{found['name']}{REMOVED}", text)
+        return _NAMED.sub(lambda match: f"{match['name']}{REMOVED}", text)
 
     def scrub_values(self, value: Any) -> Any:
         """Return plain data without secrets in its texts."""

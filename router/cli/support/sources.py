@@ -202,14 +202,14 @@ def _disk(context: BundleContext) -> Any:
     drive = shutil.disk_usage(existing)
     row: dict[str, Any] = {"data": str(path), "exists": path.exists()}
     row["drive"] = {"total_bytes": drive.total, "free_bytes": drive.free}
-    left, row["folders"] = FILES_COUNTED_MAX, []
+    remaining_count, row["folders"] = FILES_COUNTED_MAX, []
     folders = [*_subfolders(path), *_subfolders(path / "nodes")]
     for folder in folders[:SUPPORT_FOLDERS_MAX]:
-        count, size_bytes = size_of(folder, left)
-        left -= count
+        count, size_bytes = size_of(folder, remaining_count)
+        remaining_count -= count
         name = str(folder.relative_to(path))
         row["folders"].append({"folder": name, "files": count, "bytes": size_bytes})
-    if left <= 0:
+    if remaining_count <= 0:
         row["problem"] = f"only the first {FILES_COUNTED_MAX} files were counted"
     return row
 
@@ -251,11 +251,11 @@ def _require_fabric(context: BundleContext) -> Fabric:
 
 
 def _status(context: BundleContext) -> Any:
-    found = _require_fabric(context)
-    health, role = found.health(), found.router()
+    client = _require_fabric(context)
+    health, role = client.health(), client.router()
     context.operates = "version" in health
     context.aliases.learn_from(health, _BY_NAME)
-    return {"url": found.url, "health": health, "router": role, "as_operator": context.operates}
+    return {"url": client.url, "health": health, "router": role, "as_operator": context.operates}
 
 
 def _nodes(context: BundleContext) -> Any:
@@ -268,9 +268,9 @@ def _nodes(context: BundleContext) -> Any:
 
 
 def _agents(context: BundleContext) -> Any:
-    found = _require_fabric(context)
+    client = _require_fabric(context)
     all_tenants = {"tenant": "*"} if context.operates else {}
-    rows = found.agents(SUPPORT_AGENTS_MAX, **all_tenants)
+    rows = client.agents(SUPPORT_AGENTS_MAX, **all_tenants)
     context.aliases.learn_from(rows, _BY_ID)
     return [_without_texts(row) for row in rows]
 
@@ -324,12 +324,12 @@ _SOURCES: Final[dict[str, tuple[str, Callable[[BundleContext], Any]]]] = {
 def _logs(context: BundleContext) -> Iterator[BundlePart]:
     """Yield the ends of the newest logs."""
     folders = [context.folder.logs, Path(SHIPPED_KEYS).expanduser().parent / "logs"]
-    found: list[tuple[float, Path]] = []
+    log_files: list[tuple[float, Path]] = []
     for folder in folders:
         with suppress(OSError):
             logs = [path for path in folder.iterdir() if is_log(path) and not path.is_symlink()]
-            found += [(path.stat().st_mtime, path) for path in logs if path.is_file()]
-    for _, path in sorted(found, reverse=True)[:SUPPORT_LOGS_MAX]:
+            log_files += [(path.stat().st_mtime, path) for path in logs if path.is_file()]
+    for _, path in sorted(log_files, reverse=True)[:SUPPORT_LOGS_MAX]:
         name = f"logs/{'serve-' if path.parent == folders[1] else ''}{path.name}"
         try:
             tail = read_log_tail(path, context.log_bytes_max)

@@ -130,9 +130,9 @@ def screen_lines(shown: Row, columns: int, rows: int | None, *, is_utf8: bool) -
         body_rows = rows - len(head)
         nodes = _cut(nodes, max(3, body_rows // 3), "nodes")
         moves = _cut(moves, max(2, body_rows // 6), "moves")
-        left = body_rows - sum(len(part) + 1 for part in (nodes, moves) if part)
-        agents = _cut(agents, max(2, left - 1 - min(len(events), _EVENTS_ROWS_MIN)), "agents")
-        events = events[-max(1, left - 1 - len(agents)) :]
+        rows_left = body_rows - sum(len(part) + 1 for part in (nodes, moves) if part)
+        agents = _cut(agents, max(2, rows_left - 1 - min(len(events), _EVENTS_ROWS_MIN)), "agents")
+        events = events[-max(1, rows_left - 1 - len(agents)) :]
     parts = [nodes, agents, moves, events]
     body = [line for part in parts if part for line in (*part, Line(""))]
     return [*head, *body[:-1]][:rows]

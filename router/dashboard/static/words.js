@@ -45,7 +45,7 @@ const MATCHES = {
 
 /** Describe an agent's last match: its kind, and why it ended there. */
 export function matchWords(match) {
-  if (!match) return "unknown: no turn since it came to its Mac";
+  if (!match) return "unknown: no turn since it moved to its Mac";
   const kind = MATCHES[match.kind] ?? match.kind;
   return match.reason ? `${kind}: ${match.reason}` : `${kind}.`;
 }

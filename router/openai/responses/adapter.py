@@ -33,7 +33,7 @@ from router.openai.responses.request import (
     with_prompt,
 )
 from router.openai.responses.shape import ResponseShape
-from router.openai.responses.store import ResponseStore, Settle, StoredResponse, settled
+from router.openai.responses.store import ResponseStore, Settle, StoredResponse, settle_at_once
 from router.openai.responses.stream import ItemStream
 from router.openai.shape import OpenAiErrors
 from router.turns.answer import WholeAnswer
@@ -48,7 +48,7 @@ class ResponsesAdapter(OpenAiErrors, ApiAdapter[ResponsesRequest]):
     idle = COMMENT
     parse = staticmethod(parse_responses)
 
-    def __init__(self, clock: Clock, store: ResponseStore, settle: Settle = settled) -> None:
+    def __init__(self, clock: Clock, store: ResponseStore, settle: Settle = settle_at_once) -> None:
         self._clock = clock
         self._store = store
         self._settle = settle

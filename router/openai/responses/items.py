@@ -102,8 +102,8 @@ class _Reasoning(_Item):
     param: str = param_path()
 
     def entry(self, _argument_items: ItemCount) -> Entry:
-        """Return the reasoning: whole, or as `carried` encoded it, or at least its summary."""
-        thought = "".join(self.content.texts) or _decode_carried(self.encrypted_content)
+        """Return the reasoning: in full, decoded from `encode_thought`, or only its summary."""
+        thought = "".join(self.content.texts) or _decode_thought(self.encrypted_content)
         if not thought and self.summary is not None:
             thought = "\n".join(_CONTENT.read(self.summary, f"{self.param}.summary").texts)
         return Message(MessageRole.ASSISTANT, (), reasoning=thought or None)
@@ -264,13 +264,13 @@ def conversation(instructions: str | None, entries: Sequence[Message]) -> list[M
     return joined.messages
 
 
-def carried(thought: str) -> str:
+def encode_thought(thought: str) -> str:
     """Encode a thought for a field that clients send back unread."""
     return urlsafe_b64encode(_CARRIED + thought.encode("utf-8", "replace")).decode()
 
 
-def _decode_carried(sealed: str) -> str:
-    """Return a thought that `carried` encoded; empty for another server's."""
+def _decode_thought(sealed: str) -> str:
+    """Decode a thought of `encode_thought`; return an empty text for another server's."""
     try:
         raw = urlsafe_b64decode(sealed)
     except (BinasciiError, ValueError):

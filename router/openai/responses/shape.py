@@ -8,7 +8,7 @@ from fabric.errors import FabricError
 from fabric.turn.generation import Admitted, Finished, FinishReason, TokenLogprob, ToolCall
 from router.fresh_ids import fresh_name
 from router.openai.custom_tools import custom_text
-from router.openai.responses.items import carried
+from router.openai.responses.items import encode_thought
 from router.openai.responses.request import ResponsesRequest
 from router.openai.shape import logprob_form
 from router.policies.truncation import TRUNCATION
@@ -49,7 +49,7 @@ class ResponseShape:
             content = [{"type": "reasoning_text", "text": thought}]
             item |= {"summary": [], "content": content}
         if self.request.carries_thoughts:
-            item["encrypted_content"] = carried(thought)
+            item["encrypted_content"] = encode_thought(thought)
         return item
 
     def message(

@@ -26,7 +26,7 @@ from router.limits import RESPONSES_BYTES_MAX, RESPONSES_STORED_MAX
 Settle = Callable[[], Awaitable[None]]
 
 
-async def settled() -> None:
+async def settle_at_once() -> None:
     """Wait for nothing: this router has no standby."""
 
 
@@ -166,7 +166,7 @@ class ResponseStore:
 class StoredApi:
     """Stored responses and their inputs, as long as they are kept."""
 
-    def __init__(self, store: ResponseStore, settle: Settle = settled) -> None:
+    def __init__(self, store: ResponseStore, settle: Settle = settle_at_once) -> None:
         self._store = store
         self._settle = settle
 

@@ -92,7 +92,7 @@ class ItemStream:
             self._streamed_ids.add(part.id)
             yield from self._begin_call(call)
         if self._call is not None and self._call.id == part.id and part.arguments:
-            yield self._argue(self._call, part.arguments)
+            yield self._add_arguments(self._call, part.arguments)
 
     def add_call(self, call: ToolCall) -> Iterator[bytes]:
         """Frame the rest of a call, or a whole one."""
@@ -101,7 +101,7 @@ class ItemStream:
                 return
             yield from self._begin_call(call)
             assert self._call is not None, "just begun"
-            yield self._argue(self._call, self._shape.call(call)[self._call.key])
+            yield self._add_arguments(self._call, self._shape.call(call)[self._call.key])
         yield from self._end_call("incomplete" if call.is_broken else "completed")
 
     def _begin_call(self, call: ToolCall) -> Iterator[bytes]:
@@ -112,7 +112,7 @@ class ItemStream:
         index = len(self.output)
         yield self.event("response.output_item.added", output_index=index, item=self._call.item)
 
-    def _argue(self, call: "_OpenCall", text: str) -> bytes:
+    def _add_arguments(self, call: "_OpenCall", text: str) -> bytes:
         call.texts.append(text)
         where = {"item_id": call.item["id"], "output_index": len(self.output)}
         return self.event(f"response.{call.kind}.delta", **where, delta=text)

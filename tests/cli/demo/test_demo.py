@@ -42,7 +42,7 @@ CLAIMS = {
     "a true peer turn": (replace(GOOD, state=PEER, cache="peer"), ""),
     "a wrong answer": (replace(GOOD, right=False, answer="maple"), "instead of"),
     "the wrong tier": (replace(GOOD, state=DISK), "expected cache disk"),
-    "no header": (replace(GOOD, cache=""), "says nothing"),
+    "no header": (replace(GOOD, cache=""), "reports nothing"),
     "too little reused": (replace(GOOD, cached_tokens=100), "at least 1827"),
     "a warm cold turn": (replace(COLD_TURN, cached_tokens=7), "7 tokens reused"),
     "an error": (replace(GOOD, problem="APITimeoutError"), "APITimeoutError"),

@@ -87,13 +87,13 @@ MISTAKES = {
         lambda c: c["provider"].update(head_ip="127.0.0.1"),
         "error",
         "provider.head_ip",
-        "for itself",
+        "resolves to itself",
     ),
     "a worker is everybody's own": (
         lambda c: c["provider"]["worker_ips"].append("localhost"),
         "error",
         "provider.worker_ips[2]",
-        "for itself",
+        "resolves to itself",
     ),
     "a name that may lead home": (
         lambda c: c["provider"].update(head_ip="studio.local"),
@@ -161,7 +161,7 @@ REJECTED_BY_RAY = {
 DIGEST = sha256(b"0123456789abcdef").hexdigest()
 
 
-def spoiled(spoil) -> dict:
+def spoiled_config(spoil) -> dict:
     config = copy.deepcopy(SHIPPED)
     spoil(config)
     return config
@@ -182,7 +182,7 @@ def test_shipped_file_has_no_findings():
 @pytest.mark.parametrize("name", MISTAKES)
 def test_config_check_finds_mistake(name):
     spoil, level, where, text = MISTAKES[name]
-    found = machine_independent(own_findings(spoiled(spoil), ROOT))
+    found = machine_independent(own_findings(spoiled_config(spoil), ROOT))
 
     assert [f for f in found if (f.level, f.where) == (level, where) and text in f.message], found
 
@@ -191,7 +191,7 @@ def test_config_check_finds_mistake(name):
 def test_config_check_reports_error_of_ray(run, tmp_path, name):
     spoil, text = REJECTED_BY_RAY[name]
     path = tmp_path / "cluster.yaml"
-    path.write_text(yaml.safe_dump(spoiled(spoil)))
+    path.write_text(yaml.safe_dump(spoiled_config(spoil)))
     status, out, err = run("config", "check", str(path), "--json")
     ray = [f["message"] for f in json.loads(out)["findings"] if f["where"] == "Ray"]
 
@@ -255,7 +255,7 @@ def test_plain_keys_are_warned_about_but_digests_are_not(run, tmp_path, where):
     path = tmp_path / "cluster.yaml"
 
     def findings(router, mode):
-        whole = spoiled(lambda c: c["metadata"]["macfabric"]["router"].update(router))
+        whole = spoiled_config(lambda c: c["metadata"]["macfabric"]["router"].update(router))
         path.write_text(yaml.safe_dump(whole))
         path.chmod(mode)
         found = json.loads(run("config", "check", str(path), "--json")[1])["findings"]
@@ -328,7 +328,7 @@ def keyed(run, tmp_path, monkeypatch):
     assert run("certs", "create", str(path))[0] == 0
 
     def check(spoil):
-        path.write_text(yaml.safe_dump(spoiled(spoil)))
+        path.write_text(yaml.safe_dump(spoiled_config(spoil)))
         found = json.loads(run("config", "check", str(path), "--json")[1])["findings"]
         return [(f["level"], f["where"], f["message"]) for f in found]
 

@@ -47,16 +47,16 @@ def swap(key: str, old: str, new: str):
     return change
 
 
-def ours(setting: str, value: object, level: str, text: str, where: str | None = None):
+def finding(setting: str, value: object, level: str, text: str, where: str | None = None):
     return put(f"{OURS}.{setting}", value), level, f"{OURS}.{where or setting}", text
 
 
-def worker(address: str, text: str):
+def worker_address(address: str, text: str):
     addresses = ["192.168.1.11", address]
     return put("provider.worker_ips", addresses), "error", "provider.worker_ips[1]", text
 
 
-def also(*changes):
+def combine(*changes):
     def change(config: dict) -> None:
         for each in changes:
             each(config)
@@ -65,52 +65,52 @@ def also(*changes):
 
 
 KEY, DIGEST = "0123456789abcdef", "sha256:" + "0f" * 32
-OPEN = also(put(f"{OURS}.router.host", "0.0.0.0"), put(f"{OURS}.router.api_keys", {"a": DIGEST}))
+OPEN = combine(put(f"{OURS}.router.host", "0.0.0.0"), put(f"{OURS}.router.api_keys", {"a": DIGEST}))
 # Mistake -> change, level, place and a part of the message.
 MISTAKES = {
     # --- mistakes once missed, or reported elsewhere ---
-    "model misspelt": ours("model", "recal", "error", "did you mean recall?"),
-    "model of the hub": ours("model", "mlx-community/Qwen3-8B-4bit", "error", "hf download"),
-    "model folder absent": ours("model", "/nowhere/Qwen3", "warning", "not a folder on this"),
-    "hot_bytes in GiB": ours("node.hot_bytes", 8, "error", "8GiB?"),
-    "hot_bytes of a TiB": ours("node.hot_bytes", 1024 * GIB, "error", "no Mac has"),
-    "disk_bytes of a MiB": ours("node.disk_bytes", MIB, "error", "holds no agent"),
-    "Ray's port": ours("router.port", 6379, "error", "taken by Ray"),
-    "port of ssh": ours("router.port", 22, "error", "taken by ssh"),
-    "port of http": ours("router.port", 80, "warning", "administrator"),
-    "host with scheme": ours("router.host", "http://0.0.0.0", "error", "without scheme"),
-    "host of a worker": ours("router.host", "192.168.1.11", "error", "is a worker"),
+    "model misspelt": finding("model", "recal", "error", "did you mean recall?"),
+    "model of the hub": finding("model", "mlx-community/Qwen3-8B-4bit", "error", "hf download"),
+    "model folder absent": finding("model", "/nowhere/Qwen3", "warning", "not a folder on this"),
+    "hot_bytes in GiB": finding("node.hot_bytes", 8, "error", "8GiB?"),
+    "hot_bytes of a TiB": finding("node.hot_bytes", 1024 * GIB, "error", "no Mac has"),
+    "disk_bytes of a MiB": finding("node.disk_bytes", MIB, "error", "holds no agent"),
+    "Ray's port": finding("router.port", 6379, "error", "used by Ray"),
+    "port of ssh": finding("router.port", 22, "error", "used by ssh"),
+    "port of http": finding("router.port", 80, "warning", "administrator"),
+    "host with scheme": finding("router.host", "http://0.0.0.0", "error", "without scheme"),
+    "host of a worker": finding("router.host", "192.168.1.11", "error", "is a worker"),
     "certificate absent": (
         put(f"{OURS}.router.tls", {"certificate": "/nowhere.pem", "key": "/nowhere.key"}),
         "warning", f"{OURS}.router.tls.certificate", "not on this machine"),
     "open without tls": (
-        also(OPEN, put(f"{OURS}.router.tls", {"mode": "never"})),
+        combine(OPEN, put(f"{OURS}.router.tls", {"mode": "never"})),
         "warning", f"{OURS}.router.tls.mode", "in clear text"),
     "alias of no model": (
         put(f"{OURS}.router.model_aliases", {"gpt": "qwen"}),
         "error", f"{OURS}.router.model_aliases.gpt", "called 'recall'"),
-    "more replicas than Macs": ours("router.replicas", 7, "error", "Mac there are 2"),
-    "more nodes than Macs": ours("router.nodes_expected", 9, "error", "names 3 Macs"),
+    "more replicas than Macs": finding("router.replicas", 7, "error", "Mac there are 2"),
+    "more nodes than Macs": finding("router.nodes_expected", 9, "error", "names 3 Macs"),
     "two Macs that elect": (
-        also(put("provider.worker_ips", ["192.168.1.11"]), put(f"{OURS}.router.standby", True)),
+        combine(put("provider.worker_ips", ["192.168.1.11"]), put(f"{OURS}.router.standby", True)),
         "warning", f"{OURS}.router.standby", "macfabric voter"),
-    "a standby that reaches no other Mac": ours(
+    "a standby that reaches no other Mac": finding(
         "router.standby", True, "warning", "cannot forward", "router.host"),
-    "template absent": ours("node.chat_template", "/nowhere.jinja", "warning", "not on this"),
-    "parser misspelt": ours("node.tool_parser", "hermess", "error", "did you mean hermes?"),
+    "template absent": finding("node.chat_template", "/nowhere.jinja", "warning", "not on this"),
+    "parser misspelt": finding("node.tool_parser", "hermess", "error", "did you mean hermes?"),
     "share of no tenant": (
-        also(put(f"{OURS}.node.tenants", {"famly": {"quota": 0.5}}),
+        combine(put(f"{OURS}.node.tenants", {"famly": {"quota": 0.5}}),
              put(f"{OURS}.router.api_keys", {"family": DIGEST})),
         "warning", f"{OURS}.node.tenants.famly", "did you mean family?"),
-    "data_dir relative": ours("data_dir", "data", "error", "from / or ~"),
-    "data_dir in /tmp": ours("data_dir", "/tmp/macfabric", "warning", "empties"),
-    "disk_ttl_s in hours": ours("node.disk_ttl_s", 24, "warning", "24 seconds: 24h is a day"),
+    "data_dir relative": finding("data_dir", "data", "error", "from / or ~"),
+    "data_dir in /tmp": finding("data_dir", "/tmp/macfabric", "warning", "empties"),
+    "disk_ttl_s in hours": finding("node.disk_ttl_s", 24, "warning", "24 seconds: 24h is a day"),
     "Macs sent away": (
         put("idle_timeout_minutes", 5), "warning", "idle_timeout_minutes", "525600 is a year"),
-    "letter in an address": worker("192.168.1.1o", "is not an address"),
-    "number over 255": worker("192.168.1.300", "is not an address"),
-    "account in an address": worker("mac@192.168.1.12", "auth.ssh_user"),
-    "port in an address": worker("192.168.1.12:22", "has a port"),
+    "letter in an address": worker_address("192.168.1.1o", "is not an address"),
+    "number over 255": worker_address("192.168.1.300", "is not an address"),
+    "account in an address": worker_address("mac@192.168.1.12", "auth.ssh_user"),
+    "port in an address": worker_address("192.168.1.12:22", "has a port"),
     "1,024 workers": (
         put("provider.worker_ips", [f"10.0.{n // 250}.{n % 250 + 1}" for n in range(1_024)]),
         "error", "provider.worker_ips", "at most 1024"),
@@ -118,8 +118,8 @@ MISTAKES = {
     "key unknown to Ray": (put("worker_nodez", {}), "error", "Ray", "worker_nodez"),
     "a cloud": (put("provider.type", "aws"), "error", "provider.type", "must be local"),
     "provider key": (put("provider.bridge", "en5"), "error", "provider.bridge", "unknown"),
-    "head as worker": worker("192.168.1.10", "names the head"),
-    "worker twice": worker("192.168.1.11", "twice"),
+    "head as worker": worker_address("192.168.1.10", "names the head"),
+    "worker twice": worker_address("192.168.1.11", "twice"),
     "max_workers": (put("max_workers", 1), "error", "max_workers", "leaves 1 of 2"),
     "min_workers": (put("min_workers", 0), "error", "min_workers", "leaves 2 of 2"),
     "no user": (drop("auth.ssh_user"), "error", "auth.ssh_user", "missing"),
@@ -128,7 +128,7 @@ MISTAKES = {
         put("auth.ssh_private_key", "/nowhere/key"),
         "error", "auth.ssh_private_key", "does not exist"),
     "loopback head": (
-        put("provider.head_ip", "127.0.0.1"), "error", "provider.head_ip", "takes for itself"),
+        put("provider.head_ip", "127.0.0.1"), "error", "provider.head_ip", "resolves to itself"),
     "name on .local": (
         put("provider.head_ip", "studio.local"), "warning", "provider.head_ip", "use its"),
     "mount absent": (
@@ -138,19 +138,19 @@ MISTAKES = {
         "error", "setup_commands[1]", "not valid shell"),
     "no head": (swap(HEAD, "--head", ""), "error", HEAD, "ray start --head"),
     "no way to the head": (swap(WORKER, "RAY_HEAD_IP", "HEAD"), "error", WORKER, "$RAY_HEAD_IP"),
-    "setting misspelt": ours("modle", "recall", "error", "did you mean model?"),
-    "size in words": ours("node.hot_bytes", "8 gigs", "error", "such as 8589934592 or 8GiB"),
-    "port too high": ours("router.port", 70_000, "error", "0-65535"),
-    "port in words": ours("router.port", "http", "error", "must be a whole number, not 'http'"),
-    "nothing at once": ours("node.active_max", 0, "error", "1-32"),
-    "durability": ours("node.durability", "fsync", "error", "full|barrier|none"),
-    "encrypt_links": ours("node.encrypt_links", "yes", "error", "auto|always|never"),
-    "kv_bits": ours("node.kv_bits", {"full": 5}, "error", "4 or 8"),
-    "short key": ours("router.api_keys", {"a": "x"}, "error", "16 char", "router.api_keys.a"),
+    "setting misspelt": finding("modle", "recall", "error", "did you mean model?"),
+    "size in words": finding("node.hot_bytes", "8 gigs", "error", "such as 8589934592 or 8GiB"),
+    "port too high": finding("router.port", 70_000, "error", "0-65535"),
+    "port in words": finding("router.port", "http", "error", "must be a whole number, not 'http'"),
+    "nothing at once": finding("node.active_max", 0, "error", "1-32"),
+    "durability": finding("node.durability", "fsync", "error", "full|barrier|none"),
+    "encrypt_links": finding("node.encrypt_links", "yes", "error", "auto|always|never"),
+    "kv_bits": finding("node.kv_bits", {"full": 5}, "error", "4 or 8"),
+    "short key": finding("router.api_keys", {"a": "x"}, "error", "16 char", "router.api_keys.a"),
     "one key for two": (
         put(f"{OURS}.router.api_keys", {"a": DIGEST, "b": DIGEST}),
         "error", f"{OURS}.router.api_keys.b", "api_keys.a, too"),
-    "keys_dir elsewhere": ours("keys_dir", "~/elsewhere", "error", "where the keys are"),
+    "keys_dir elsewhere": finding("keys_dir", "~/elsewhere", "error", "where the keys are"),
     "Mac without certificate": (
         put("provider.worker_ips", ["192.168.1.11", "192.168.1.99"]),
         "error", f"file_mounts.{SHIPPED_KEYS}", "192.168.1.99"),
@@ -170,14 +170,14 @@ def home(tmp_path_factory):
     (home / ".ssh").mkdir()
     (home / ".ssh" / "macfabric").touch()
     file = home / "cluster.yaml"
-    file.write_text(yaml.safe_dump(good()))
+    file.write_text(yaml.safe_dump(sound_config()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         assert main(["certs", "create", str(file)]) == 0
     return home
 
 
-def good() -> dict:
+def sound_config() -> dict:
     """The shipped file without the mounts of a checkout, which holds compiled files."""
     config = copy.deepcopy(SHIPPED)
     config["file_mounts"] = {SHIPPED_KEYS: SHIPPED["file_mounts"][SHIPPED_KEYS]}
@@ -191,7 +191,7 @@ def check(run, home, tmp_path, monkeypatch):
     path = tmp_path / "cluster.yaml"
 
     def call(*changes):
-        config = good()
+        config = sound_config()
         for change in changes:
             change(config)
         path.write_text(yaml.safe_dump(config, sort_keys=False))
@@ -209,7 +209,7 @@ def test_valid_file_has_no_findings(check):
     status, findings, text = check()
 
     assert (status, findings) == (0, [])
-    assert text == f"{check.path} is fine; `ray up {check.path}` will take it\n"
+    assert text == f"{check.path} is fine; `ray up {check.path}` accepts it\n"
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -255,7 +255,7 @@ def test_all_mistakes_are_reported_at_once(check):
 def test_duplicate_key_is_found(run, home, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     path = tmp_path / "cluster.yaml"
-    path.write_text(yaml.safe_dump(good()) + "max_workers: 2\n")
+    path.write_text(yaml.safe_dump(sound_config()) + "max_workers: 2\n")
     findings = json.loads(run("config", "check", str(path), "--json")[1])["findings"]
 
     (found,) = findings
@@ -284,5 +284,5 @@ def test_file_with_warnings_only_is_accepted_with_a_note(check):
 
     assert status == 0
     assert text.splitlines()[-1] == (
-        f"{check.path}: 1 warning; `ray up {check.path}` will take it, but look at that first"
+        f"{check.path}: 1 warning; `ray up {check.path}` accepts it, but look at that first"
     )

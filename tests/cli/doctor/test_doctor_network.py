@@ -112,7 +112,7 @@ def test_self_assigned_thunderbolt_address_is_ok():
     ((_, verdict, detail),) = checked_links(row(A, [own, LAN_A], []))
 
     assert verdict == "ok"
-    assert "bridge0 169.254.33.7/16 gave itself its address" in detail
+    assert "bridge0 169.254.33.7/16 has a self-assigned address" in detail
 
 
 @pytest.mark.parametrize("links", [None, "x", [{"peer": 1}], [{"unknown": 1}]])

@@ -13,31 +13,31 @@ def grant(term, router="one", lease_s=3.0, **more):
     return GrantTerm(term, router, lease_s, **more)
 
 
-def after(ballot, call, now_s):
+def granted_after(ballot, call, now_s):
     granted = ballot.after(call, now_s)
     assert granted is not None, "granted"
     return granted
 
 
 def test_term_is_granted_once_the_previous_lease_expires():
-    held = after(Ballot(), grant(4, url="http://one"), 10.0)
+    held = granted_after(Ballot(), grant(4, url="http://one"), 10.0)
     assert held == Ballot(TermView(4, "one", "http://one"), 13.0)
     assert held.after(grant(5, "two"), 12.9) is None
     assert held.answer(12.0, granted=False).left_s == 1.0
-    assert after(held, grant(5, "two"), 13.0).granted == TermView(5, "two")
+    assert granted_after(held, grant(5, "two"), 13.0).granted == TermView(5, "two")
 
 
 def test_lease_is_renewed_only_by_its_router_even_when_expired():
-    held = after(Ballot(), grant(4), 10.0)
-    assert after(held, grant(4), 12.0).until_s == 15.0
-    assert after(held, grant(4), 20.0).until_s == 23.0
+    held = granted_after(Ballot(), grant(4), 10.0)
+    assert granted_after(held, grant(4), 12.0).until_s == 15.0
+    assert granted_after(held, grant(4), 20.0).until_s == 23.0
     assert held.after(grant(4, "two"), 20.0) is None
     assert held.after(grant(3, "two"), 20.0) is None
 
 
 def test_router_releases_its_term():
-    released = after(after(Ballot(), grant(4), 10.0), grant(4, lease_s=0.0), 11.0)
-    assert after(released, grant(5, "two"), 11.0).granted.term == 5
+    released = granted_after(granted_after(Ballot(), grant(4), 10.0), grant(4, lease_s=0.0), 11.0)
+    assert granted_after(released, grant(5, "two"), 11.0).granted.term == 5
     with pytest.raises(OldRouterError):
         released.check(4, 11.0)
     assert Ballot().after(grant(1, lease_s=0.0), 0.0) is None, "no term was held"
@@ -45,7 +45,7 @@ def test_router_releases_its_term():
 
 def test_calls_are_accepted_within_the_lease_of_their_term():
     Ballot().check(None, 0.0)
-    held = after(Ballot(), grant(4), 10.0)
+    held = granted_after(Ballot(), grant(4), 10.0)
     held.check(4, 12.9)
     for term, now_s in ((None, 12.0), (3, 12.0), (4, 13.0), (3, 99.0)):
         with pytest.raises(OldRouterError) as refused:
@@ -54,14 +54,14 @@ def test_calls_are_accepted_within_the_lease_of_their_term():
 
 
 def test_calls_of_a_later_term_are_recognized():
-    held = after(Ballot(), grant(4), 10.0)
+    held = granted_after(Ballot(), grant(4), 10.0)
     assert held.is_later(6)
     assert not held.is_later(4)
     assert not held.is_later(None)
     proven = held.with_proven_term(6, 11.0)
     proven.check(6, 11.0)
     assert proven.after(grant(7, "two"), 11.0) is None, "its router may hold a lease"
-    assert after(proven, grant(6, "three"), 12.0) == Ballot(TermView(6, "three"), 15.0)
+    assert granted_after(proven, grant(6, "three"), 12.0) == Ballot(TermView(6, "three"), 15.0)
     assert proven.until_s == 11.0 + TERM_LEASE_S
 
 

@@ -16,7 +16,7 @@ SECRET = "the vault code is 4711"
 
 
 @pytest.fixture
-def logged(tmp_path):
+def begin_logging(tmp_path):
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
 
@@ -44,8 +44,8 @@ def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_lines_name_process_and_turn(logged):
-    path = logged()
+def test_lines_name_process_and_turn(begin_logging):
+    path = begin_logging()
     with about_turn(TurnId("req_12345678")):
         LOG.info("agent %s: served", "ab12")
     LOG.warning("no turn")
@@ -57,8 +57,8 @@ def test_lines_name_process_and_turn(logged):
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_texts_of_exceptions_are_not_written(logged, form):
-    path = logged(form)
+def test_texts_of_exceptions_are_not_written(begin_logging, form):
+    path = begin_logging(form)
     log_error(ValueError(SECRET))
     text = path.read_text()
     assert SECRET not in text
@@ -67,18 +67,18 @@ def test_texts_of_exceptions_are_not_written(logged, form):
     assert "Traceback" not in text
 
 
-def test_code_of_own_errors_is_written(logged):
-    path = logged()
+def test_code_of_own_errors_is_written(begin_logging):
+    path = begin_logging()
     log_error(FabricError(SECRET, code="disk_refuses"))
     (row,) = rows(path)
     assert (row["error"], row["code"]) == ("FabricError", "disk_refuses")
     assert SECRET not in path.read_text()
 
 
-def test_files_are_rotated_within_their_limits(logged, monkeypatch):
+def test_files_are_rotated_within_their_limits(begin_logging, monkeypatch):
     monkeypatch.setattr(log_files, "LOG_FILE_BYTES_MAX", 2_000)
     monkeypatch.setattr(log_files, "LOG_FILES_MAX", 3)
-    path = logged()
+    path = begin_logging()
     for number in range(200):
         LOG.info("line %d %s", number, "x" * 100)
     files = sorted(path.parent.iterdir())
@@ -87,20 +87,20 @@ def test_files_are_rotated_within_their_limits(logged, monkeypatch):
     assert last_lines(path)[-1].startswith("info: line 199 ")
 
 
-def test_information_of_other_libraries_is_not_written(logged):
-    path = logged()
+def test_information_of_other_libraries_is_not_written(begin_logging):
+    path = begin_logging()
     logging.getLogger("urllib3.pool").info("not ours")
     logging.getLogger("urllib3.pool").warning("but warnings are")
     assert [row["message"] for row in rows(path)] == ["but warnings are"]
 
 
-def test_no_file_without_a_form_or_a_folder(logged, tmp_path):
-    assert logged("none") is None
+def test_no_file_without_a_form_or_a_folder(begin_logging, tmp_path):
+    assert begin_logging("none") is None
     (tmp_path / "logs").write_text("a file in the folder's place")
-    assert logged() is None
+    assert begin_logging() is None
 
 
-def test_tail_skips_what_is_no_line(tmp_path):
+def test_tail_skips_incomplete_and_invalid_lines(tmp_path):
     path = tmp_path / "router.jsonl"
     path.write_bytes(b'not json\n{"message": "one"}\n[]\n\xff\n{"message": "two"}\n{"mess')
     assert [row["message"] for row in read_tail(path, 5)] == ["one", "two"]

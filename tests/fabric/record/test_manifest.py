@@ -1,4 +1,4 @@
-"""Numbers of a record have lower and upper bounds, whatever the record's source."""
+"""Numbers of a record have lower and upper bounds, in records of any source."""
 
 import math
 from dataclasses import replace

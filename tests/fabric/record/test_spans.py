@@ -8,7 +8,7 @@ import pytest
 from fabric.edit_mode import EditMode
 from fabric.errors import CorruptDataError, RejectedError
 from fabric.ids import OperationId
-from fabric.record.directed_messages import edits_of, pending, rewritten
+from fabric.record.directed_messages import edits_of, pending_directives, rewrite_text
 from fabric.record.directive import mark_applied
 from fabric.record.manifest import AgentSettings, decode_manifest, encode_manifest
 from fabric.record.message_positions import (
@@ -109,10 +109,12 @@ def test_span_after_known_messages_applies_to_record_only():
     assert directive.message_digest is None
     before = record()
     after = replace(before, directives=(directive,))
-    assert rewritten(after).decode() == (TEXT + TAIL).replace("answer", "[x]")
-    assert pending(after) == (directive,)
-    assert not pending(replace(after, text=after.text.replace("answer", "ANSWER")))
-    assert not pending(replace(after, directives=mark_applied((directive,), (directive,))))
+    assert rewrite_text(after).decode() == (TEXT + TAIL).replace("answer", "[x]")
+    assert pending_directives(after) == (directive,)
+    assert not pending_directives(replace(after, text=after.text.replace("answer", "ANSWER")))
+    assert not pending_directives(
+        replace(after, directives=mark_applied((directive,), (directive,)))
+    )
     assert refusal_code(record(), text="assistant\nthe") == "text_not_found"
 
 

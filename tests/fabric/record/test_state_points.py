@@ -47,7 +47,7 @@ def test_long_prompts_store_intermediate_states():
     assert state_points(count, NO_MARKS, 0) == points
 
 
-def placed(*ends):
+def placed_states(*ends):
     block = make_block(1, 3, group=CacheGroup.STATE).ref
     return [Placed(block, end) for end in ends]
 
@@ -63,7 +63,7 @@ def test_newest_states_and_marked_states_are_kept():
     """After fourteen tool calls, the next prompt may continue behind the last question."""
     ends = [256, 300, 400, *range(500, 1_500, 50)]
     marks = PromptMarks(head=300, question=390, conversation=1_440)
-    kept = [state.end for state in kept_states(placed(*ends), marks)]
+    kept = [state.end for state in kept_states(placed_states(*ends), marks)]
 
     assert len(kept) == STATES_PER_AGENT_MAX
     assert kept[:3] == [256, 300, 400]
@@ -73,7 +73,7 @@ def test_newest_states_and_marked_states_are_kept():
 def test_other_states_are_kept_by_tokens_saved():
     """Two adjacent states save little more than one, and early ones are seldom reused."""
     ends = [2_000, 2_010, 4_000, 6_000, 6_005, 7_000, 7_100, 8_000, 8_100, 8_200, 8_205]
-    assert [state.end for state in kept_states(placed(*ends))] == [
+    assert [state.end for state in kept_states(placed_states(*ends))] == [
         *(4_000, 6_000, 7_000),
         *ends[-STATES_NEWEST - 1 :],  # the end of an answer's text, and the turn's end
     ]
@@ -81,9 +81,9 @@ def test_other_states_are_kept_by_tokens_saved():
 
 def test_first_block_state_is_kept_without_marks():
     ends = [10, 256, *range(500, 1_500, 50)]
-    assert 256 in [state.end for state in kept_states(placed(*ends))]
+    assert 256 in [state.end for state in kept_states(placed_states(*ends))]
 
 
 def test_few_states_are_all_kept():
-    few = placed(5, 10)
+    few = placed_states(5, 10)
     assert kept_states(few, PromptMarks(head=1_000, question=9)) == tuple(few)

@@ -17,12 +17,12 @@ KEY = bytes(range(32))
 NOW_S = 1_700_000_000.0
 
 
-def stone(agent="alice", epoch=3, age_s=0.0, tenant="t"):
+def make_tombstone(agent="alice", epoch=3, age_s=0.0, tenant="t"):
     return tombstone(KEY, tenant, agent, epoch, NOW_S - age_s)
 
 
 STONES = st.builds(
-    stone, st.sampled_from("abcdefgh"), st.integers(1, 4), st.sampled_from([0.0, 5.0, 9.0])
+    make_tombstone, st.sampled_from("abcdefgh"), st.integers(1, 4), st.sampled_from([0.0, 5.0, 9.0])
 )
 
 
@@ -44,12 +44,15 @@ def test_merging_tombstones_is_commutative_and_idempotent(stones, random):
 
 def test_full_set_drops_tombstones_of_the_tenant_with_most(monkeypatch):
     monkeypatch.setattr(erasure, "TOMBSTONES_MAX", 10)
-    kept, flood = Tombstones(), [stone(f"x{i}", age_s=100.0 - i, tenant="loud") for i in range(50)]
-    kept.merge([stone("quiet", age_s=1_000.0, tenant="calm")])
+    kept, flood = (
+        Tombstones(),
+        [make_tombstone(f"x{i}", age_s=100.0 - i, tenant="loud") for i in range(50)],
+    )
+    kept.merge([make_tombstone("quiet", age_s=1_000.0, tenant="calm")])
     news = kept.merge(flood)
 
     assert len(kept) == 10
-    assert kept.epoch_of(stone("quiet", tenant="calm").agent) == 3
+    assert kept.epoch_of(make_tombstone("quiet", tenant="calm").agent) == 3
     assert [item.agent for item in news] == [item.agent for item in flood[-9:]]
 
 
@@ -85,7 +88,7 @@ def test_erasures_continue_at_the_last_representable_time():
 )
 def test_full_sets_converge_in_any_merge_order(names, random):
     """Otherwise two nodes would exchange the same tombstones forever."""
-    stones = [stone(f"{number}", age_s=float(number), tenant=t) for t, number in names]
+    stones = [make_tombstone(f"{number}", age_s=float(number), tenant=t) for t, number in names]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(erasure, "TOMBSTONES_MAX", 7)
         one, two, three = Tombstones(), Tombstones(), Tombstones()
@@ -108,21 +111,21 @@ OLD_FILE = bytes.fromhex(
 
 
 def test_files_of_earlier_versions_are_read():
-    assert decode_tombstone(OLD_FILE) == stone("alice", 3)
-    assert encode_tombstone(stone("alice", 3)) == OLD_FILE
+    assert decode_tombstone(OLD_FILE) == make_tombstone("alice", 3)
+    assert encode_tombstone(make_tombstone("alice", 3)) == OLD_FILE
 
 
 def test_tombstone_reveals_neither_agent_nor_tenant():
-    raw = encode_tombstone(stone("someone@example.com", tenant="family"))
+    raw = encode_tombstone(make_tombstone("someone@example.com", tenant="family"))
 
     assert b"someone" not in raw
     assert b"family" not in raw
-    assert decode_tombstone(raw) == stone("someone@example.com", tenant="family")
-    assert stone(tenant="t").agent != stone(tenant="u").agent
+    assert decode_tombstone(raw) == make_tombstone("someone@example.com", tenant="family")
+    assert make_tombstone(tenant="t").agent != make_tombstone(tenant="u").agent
 
 
 def test_every_damaged_byte_is_detected():
-    raw = encode_tombstone(stone())
+    raw = encode_tombstone(make_tombstone())
     for index in range(len(raw)):
         damaged = bytearray(raw)
         damaged[index] ^= 1

@@ -26,7 +26,7 @@ def test_runs_are_equal_and_ascending(old: list[bytes], new: list[bytes]) -> Non
 def test_all_remaining_chunks_of_distinct_text_are_found(
     old: list[bytes], data: st.DataObject
 ) -> None:
-    """All chunks are found, whatever was removed or inserted."""
+    """All chunks are found after any removals and insertions."""
     kept = [chunk for chunk in old if data.draw(st.booleans())]
     new: list[bytes] = []
     for chunk in kept:

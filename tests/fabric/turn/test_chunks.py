@@ -9,7 +9,7 @@ SPECIAL = 7
 SALT, OTHER = b"s" * 32, b"t" * 32
 
 
-def drawn(seed, count):
+def random_ids(seed, count):
     return random.Random(seed).choices(range(100, 50_000), k=count)
 
 
@@ -19,7 +19,7 @@ def digests(ids, salt=SALT):
 
 
 def test_chunks_are_bounded_ordered_and_begin_at_special_tokens():
-    ids = [*drawn(1, 700), SPECIAL, *drawn(2, 5), SPECIAL, *drawn(3, 900)]
+    ids = [*random_ids(1, 700), SPECIAL, *random_ids(2, 5), SPECIAL, *random_ids(3, 900)]
     found = chunks(as_tokens(ids), {SPECIAL})
     ends = [0, *(end for _, end in found)]
     for (start, end), before in zip(found, ends, strict=False):
@@ -33,18 +33,18 @@ def test_chunks_are_bounded_ordered_and_begin_at_special_tokens():
 
 
 def test_shared_text_is_chunked_alike_after_its_first_chunks():
-    shared = drawn(4, 1_000)
-    one = digests([*drawn(5, 333), *shared, *drawn(6, 100)])
-    other = digests([SPECIAL, *drawn(7, 78), *shared])
+    shared = random_ids(4, 1_000)
+    one = digests([*random_ids(5, 333), *shared, *random_ids(6, 100)])
+    other = digests([SPECIAL, *random_ids(7, 78), *shared])
     assert len(one & other) > 0.7 * len(digests(shared))
 
 
 def test_chunk_digests_differ_between_tenants():
-    ids = drawn(8, 400)
+    ids = random_ids(8, 400)
     assert not digests(ids) & digests(ids, OTHER)
 
 
 def test_short_and_empty_texts_have_no_chunks():
-    for ids in ([], [1], [SPECIAL] * 40, drawn(9, SPAN_CHUNK_TOKENS_MIN - 1)):
+    for ids in ([], [1], [SPECIAL] * 40, random_ids(9, SPAN_CHUNK_TOKENS_MIN - 1)):
         assert chunks(as_tokens(ids), {SPECIAL}) == []
     assert chunks(as_tokens([3] * 300), ()) != []

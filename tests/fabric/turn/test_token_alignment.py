@@ -17,7 +17,7 @@ FEW = st.lists(st.integers(0, 2), max_size=120)
 SOME = st.lists(st.integers(0, 2**32 - 1), max_size=200)
 
 
-def kept(old: list[int], new: list[int]) -> int:
+def count_kept(old: list[int], new: list[int]) -> int:
     """Check the invariants of the runs; return their number of tokens."""
     end = new_end = count = 0
     for run in aligned_tokens(old, new):
@@ -34,7 +34,7 @@ def kept(old: list[int], new: list[int]) -> int:
 @settings(max_examples=100)
 def test_runs_of_repetitive_text_are_equal_and_ascending(old: list[int], new: list[int]) -> None:
     """Two messages of three words have much in common, but few unique tokens."""
-    kept(old, new)
+    count_kept(old, new)
 
 
 @given(SOME, st.data())
@@ -46,7 +46,7 @@ def test_runs_of_edited_text_are_equal_and_ascending(old: list[int], data: st.Da
         start = data.draw(st.integers(0, len(old)))
         new += old[start : data.draw(st.integers(start, len(old)))]
         new += data.draw(st.lists(st.integers(0, 9), max_size=3))
-    kept(old, new)
+    count_kept(old, new)
 
 
 def test_runs_cover_everything_but_the_edits() -> None:
@@ -56,7 +56,7 @@ def test_runs_cover_everything_but_the_edits() -> None:
     new = list(old)
     for at in range(3_900, 0, -100):
         new[at : at + rng.randrange(5)] = [1] * rng.randrange(9)
-    assert kept(old, new) >= len(old) - 40 * 5
+    assert count_kept(old, new) >= len(old) - 40 * 5
 
 
 def test_repeated_tokens_align_beside_unique_ones() -> None:
@@ -66,10 +66,10 @@ def test_repeated_tokens_align_beside_unique_ones() -> None:
     same = [7] * 60
     old = [*lines[0], *same, *lines[1], *same, *lines[2]]
     new = [1, *lines[0], *same, 2, *lines[1], *same, *lines[2], 3]
-    assert kept(old, new) == len(old)
+    assert count_kept(old, new) == len(old)
 
 
-def hard(name: str) -> tuple[list[int], list[int]]:
+def hard_case(name: str) -> tuple[list[int], list[int]]:
     """Return 100k tokens and an edited version that are hard to align."""
     rng = random.Random(3)
     old = [rng.randrange(50_000) for _ in range(MANY)]
@@ -89,7 +89,7 @@ def hard(name: str) -> tuple[list[int], list[int]]:
 )
 def test_alignment_time_is_bounded(name: str) -> None:
     """The bound is generous: an algorithm of quadratic time would take hours."""
-    old, new = hard(name)
+    old, new = hard_case(name)
     before_s = time.process_time()
-    kept(old, new)
+    count_kept(old, new)
     assert time.process_time() - before_s < HANG_S

@@ -19,8 +19,8 @@ class Listing:
     def __init__(self, count=0):
         self.table = AgentTable(NodeName("a"), Fingerprint(b"f" * 32), SystemClock())
         self.incarnation = 7
-        self.known: dict[str, int] = {}
-        self.at = (0, 0)
+        self.known_epochs: dict[str, int] = {}
+        self.next_page = (0, 0)
         for index in range(count):
             self.add(index)
 
@@ -39,19 +39,19 @@ class Listing:
     def fetch_page(self):
         """Request one page and apply it."""
         page = agent_listing.list_agents(
-            NodeName("a"), self.incarnation, self.table, ListAgents(*self.at)
+            NodeName("a"), self.incarnation, self.table, ListAgents(*self.next_page)
         )
         if not page.since:
-            self.known.clear()
+            self.known_epochs.clear()
         for name in page.gone:
-            self.known.pop(name.agent, None)
+            self.known_epochs.pop(name.agent, None)
         for item in page.agents:
-            self.known[item.view.agent] = item.view.epoch
-        self.at = (page.incarnation, page.changes)
+            self.known_epochs[item.view.agent] = item.view.epoch
+        self.next_page = (page.incarnation, page.changes)
         return page
 
     def is_in_sync(self):
-        return set(self.known) == {a.manifest.agent for a in self.table}
+        return set(self.known_epochs) == {a.manifest.agent for a in self.table}
 
 
 def test_listing_contains_only_changed_agents():
@@ -95,9 +95,9 @@ def test_restart_or_lost_removal_causes_full_listing(monkeypatch):
     assert listing.fetch_page().since > 0
     assert listing.is_in_sync()
 
-    listing.at = (6, listing.at[1])
+    listing.next_page = (6, listing.next_page[1])
     assert listing.fetch_page().since == 0
-    listing.at = (7, 1 << 40)
+    listing.next_page = (7, 1 << 40)
     assert listing.fetch_page().since == 0
     assert listing.is_in_sync()
 

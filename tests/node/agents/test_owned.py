@@ -68,7 +68,7 @@ REFUSALS = {
 }
 
 
-def expected(verb, state, more):
+def expected_refusal(verb, state, more):
     return REFUSALS[state][0 if verb == "pin" else more]
 
 
@@ -161,7 +161,7 @@ def test_verbs_succeed_only_at_owner_and_current_epoch(case, state, verb):
     before, offered = agent and agent.view(), node.resources.transfers.offers.agents()
     for more in (-1, 1, 0):
         outcome = run(case.service, outcome_of(OWNERS[verb](node, name, epoch + more)))
-        assert outcome == expected(verb, state, more), more
+        assert outcome == expected_refusal(verb, state, more), more
         if outcome != DONE:
             assert (agent and agent.view()) == before, "the call changed nothing"
             assert node.resources.transfers.offers.agents() == offered

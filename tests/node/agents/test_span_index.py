@@ -22,7 +22,7 @@ def chunks_of(*digests):
     return [Chunk(20 * at, 20 * at + 20, digest) for at, digest in enumerate(digests)]
 
 
-def known(index, name, *digests):
+def add_record(index, name, *digests):
     record = Record(name)
     index.note(record.key, record)
     index.put(record, chunks_of(*digests))
@@ -56,7 +56,7 @@ def test_changed_record_is_read_again():
 
 def test_removed_record_leaves_the_index():
     index = SpanIndex()
-    record = known(index, "a", b"a", b"a", b"b")
+    record = add_record(index, "a", b"a", b"a", b"b")
     index.remove(record.key)
     assert len(index) == 0
     assert index.places(b"a") == index.places(b"b") == ()
@@ -71,7 +71,7 @@ def test_places_of_a_chunk_are_bounded_and_newest_first():
     index = SpanIndex()
     names = [str(number) for number in range(SPAN_PLACES_MAX + 2)]
     for name in names:
-        known(index, name, b"a")
+        add_record(index, name, b"a")
     found = [key[1] for key, _ in index.places(b"a")]
     assert found == names[::-1][:SPAN_PLACES_MAX]
     for name in names:
@@ -81,12 +81,12 @@ def test_places_of_a_chunk_are_bounded_and_newest_first():
 
 def test_oldest_records_are_dropped_beyond_chunk_limit():
     index = SpanIndex(chunks_max=3)
-    known(index, "a", b"a", b"b")
-    known(index, "b", b"c")
+    add_record(index, "a", b"a", b"b")
+    add_record(index, "b", b"c")
     assert len(index) == 3
-    known(index, "c", b"d")
+    add_record(index, "c", b"d")
     assert len(index) == 2
     assert index.places(b"a") == ()
     assert index.places(b"c")
-    known(index, "long", *(bytes([number]) for number in range(9)))
+    add_record(index, "long", *(bytes([number]) for number in range(9)))
     assert len(index) == 3

@@ -14,7 +14,7 @@ from node.grammar.answer_matcher import AnswerMatcher, CallRule
 from node.grammar.thought import Beginning
 from node.mlx.answer import Answer
 from node.mlx.thought_budget import ThoughtBudget, ThoughtEndings
-from tests.node.engine_bench import Bench, at_token, ended, prompt_of, wait
+from tests.node.engine_bench import Bench, at_token, drain_events, prompt_of, wait
 from tests.support.formats import PLACE, compiler_of, schema
 from tests.support.tiny_models import ONE_LAYER, TOKENS, write_model
 
@@ -83,7 +83,7 @@ def make(bench, endings):
 def run(bench, sequences):
     for sequence, _ in sequences:
         bench.thread.submit(sequence)
-    return [ended(events).answer_ids for _, events in sequences]
+    return [drain_events(events).answer_ids for _, events in sequences]
 
 
 def length_of(ids, end_ids):
@@ -123,7 +123,7 @@ def test_forced_end_leaves_the_same_cache_as_a_sampled_one(bench, make):
     sampling = SAMPLINGS[1]
     budgeted, events = make(1, sampling, 5)
     bench.thread.submit(budgeted)
-    got = ended(events)
+    got = drain_events(events)
     unbudgeted, events = make(1, sampling, None)
     tokens = chain(got.answer_ids, repeat(0))  # one more is sampled after the last
     emit = unbudgeted.emit
@@ -135,7 +135,7 @@ def test_forced_end_leaves_the_same_cache_as_a_sampled_one(bench, make):
 
     unbudgeted.emit = follow
     bench.thread.submit(unbudgeted)
-    again = ended(events)
+    again = drain_events(events)
     assert again.answer_ids == got.answer_ids
     assert (again.answer_text, again.answer_ends) == (got.answer_text, got.answer_ends)
     assert bench.bytes_of(unbudgeted.cache) == bench.bytes_of(budgeted.cache)
@@ -169,7 +169,7 @@ def test_forced_tokens_report_the_models_own_probabilities(bench, make, end_ids)
     forced = produced[cut].logprobs[0]
     likeliest = max(forced.alternatives, key=lambda each: each[1])
     assert forced.token == bench.tokenizer.token_text(ids[cut])
-    assert forced.logprob < likeliest[1]  # the model would have gone on thinking
+    assert forced.logprob < likeliest[1]  # the model would have continued the thought
     for event in (*produced[:cut], *produced[cut + len(end_ids) + 1 :]):
         assert event.logprobs[0].logprob == event.logprobs[0].alternatives[0][1]
 
@@ -183,7 +183,7 @@ def test_paused_thought_keeps_its_token_count(bench, make):
         at_token(paused, at, lambda urgent=urgent: [bench.thread.submit(s) for s, _ in urgent])
         assert run(bench, [(paused, events)])[0] == whole
         for _, others in urgent:
-            ended(others)
+            drain_events(others)
 
 
 @pytest.mark.parametrize("at", range(2, 14))
@@ -228,7 +228,7 @@ def test_format_starts_after_a_forced_thought_end(
     sampling = replace(sampling, logit_bias={"4": -100.0, "3": -100.0})
     sequence, events = make(5, sampling, tokens, matcher=matcher)
     bench.thread.submit(sequence)
-    got = ended(events)
+    got = drain_events(events)
     assert got.reason is FinishReason.STOP
     cut = length_of(got.answer_ids, end_ids)
     assert tokens <= cut <= tokens + 3
@@ -245,7 +245,7 @@ def test_format_takes_precedence_over_budget(bench, make, threads):
         6, Sampling(max_tokens=300, temperature=1.0, seed=3), 2, matcher=matcher
     )
     bench.thread.submit(sequence)
-    got = ended(events)
+    got = drain_events(events)
     jsonschema.validate(json.loads(got.answer_text.removesuffix("<|im_end|>")), PLACE)
 
 

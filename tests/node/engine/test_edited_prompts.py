@@ -7,7 +7,7 @@ import pytest
 
 from fabric.kvcache.arrangement import Move, Shift
 from node.mlx.resident_cache import ResidentCache
-from tests.node.engine_bench import GREEDY, Bench, ended, prompt_of
+from tests.node.engine_bench import GREEDY, Bench, drain_events, prompt_of
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 OLD = prompt_of(900, 1)
@@ -24,7 +24,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 def computed_cache(bench: Bench, prompt: list[int]) -> ResidentCache:
     sequence, events = bench.submit(prompt, GREEDY)
-    ended(events)
+    drain_events(events)
     bench.thread.call(lambda: sequence.cache.rewind(len(prompt) - 1)).result()
     return sequence.cache
 
@@ -42,9 +42,9 @@ def test_batched_edited_cache_equals_one_computed_by_hand(
     assert edited.prefill_left == len(EDITED) - 1 - 300 - 499
     others = [bench.submit(prompt_of(count, count), GREEDY)[1] for count in (5, 700)]
     bench.thread.submit(edited)
-    answer = ended(events).answer_ids
+    answer = drain_events(events).answer_ids
     for other in others:
-        ended(other)
+        drain_events(other)
 
     def by_hand() -> None:
         for chunk in (NEW, EDITED[829:-1]):
@@ -53,7 +53,7 @@ def test_batched_edited_cache_equals_one_computed_by_hand(
     bench.thread.call(by_hand).result()
     _, again = bench.submit(EDITED, GREEDY, caches[1])
 
-    assert ended(again).answer_ids == answer
+    assert drain_events(again).answer_ids == answer
     assert reached[0] == 829
     assert caches[0].shifts == (Shift(330, 829, -70),)
     for cache in caches:

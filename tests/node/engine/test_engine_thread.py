@@ -11,7 +11,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 
 from fabric.turn.generation import FinishReason, Sampling
 from node.engine.sequence import Broke, Ended, Produced
-from tests.node.engine_bench import GREEDY, Bench, at_token, ended, prompt_of, wait
+from tests.node.engine_bench import GREEDY, Bench, at_token, drain_events, prompt_of, wait
 from tests.support.tiny_models import LLAMA, write_model
 
 
@@ -46,7 +46,7 @@ def test_tokens_equal_mlx_lm_with_its_quantized_cache(bench: Bench) -> None:
     want = bench.thread.call(oracle).result()
     _, events = bench.submit(prompt, GREEDY)
 
-    assert want == ended(events).answer_ids
+    assert want == drain_events(events).answer_ids
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_batched_equals_alone(bench: Bench, sampling: Sampling) -> None:
 
     together = [bench.submit(prompt, sampling)[1] for prompt in prompts]
 
-    assert alone == [ended(events).answer_ids for events in together]
+    assert alone == [drain_events(events).answer_ids for events in together]
 
 
 def test_cache_holds_prompt_and_answer_after_the_end(bench: Bench) -> None:
     """After the end every emitted token is in the cache."""
     sequence, events = bench.submit(prompt_of(30, 2), GREEDY)
-    end = ended(events)
+    end = drain_events(events)
 
     assert end.reason is FinishReason.LENGTH
     assert sequence.cache.tokens_count == 30 + 12
@@ -82,7 +82,7 @@ def test_cache_restored_from_bytes_decodes_bit_equal(bench: Bench) -> None:
     """A cache rebuilt from its bytes continues with identical log probabilities."""
     sampling = Sampling(max_tokens=8, logprobs=5, ignore_eos=True)
     sequence, events = bench.submit(prompt_of(300, 3), GREEDY)
-    history = prompt_of(300, 3) + ended(events).answer_ids
+    history = prompt_of(300, 3) + drain_events(events).answer_ids
     raw = bench.bytes_of(sequence.cache)
     count = sequence.cache.tokens_count
     copy = bench.cache(count)
@@ -115,7 +115,7 @@ def test_cancel_keeps_cache_and_tokens_in_step(bench: Bench) -> None:
         events.get(timeout=60)
     sequence.cancelled.set()
     bench.thread.wake()
-    end = ended(events)
+    end = drain_events(events)
 
     assert end.reason is None
     assert 20 + len(end.answer_ids) == sequence.cache.tokens_count
@@ -136,7 +136,7 @@ def test_seeded_answer_is_independent_of_the_batch(bench: Bench) -> None:
     alone = [bench.answer(*one) for one in zip(prompts, COMPANY, strict=True)]
     for order in (range(5), reversed(range(5))):
         events = {at: bench.submit(prompts[at], COMPANY[at])[1] for at in order}
-        assert alone == [ended(events[at]).answer_ids for at in range(5)]
+        assert alone == [drain_events(events[at]).answer_ids for at in range(5)]
     other_seed = replace(COMPANY[1], seed=9)
     assert bench.answer(prompts[1], other_seed) != alone[1]
 
@@ -161,7 +161,7 @@ def test_failing_sequence_does_not_affect_the_batch(bench: Bench, what: str) -> 
         bench.thread.submit(sequence)
 
     assert isinstance(wait(bad_events), Broke)
-    assert alone == [ended(events).answer_ids for _, events in good]
+    assert alone == [drain_events(events).answer_ids for _, events in good]
     assert [sequence.cache.tokens_count for sequence, _ in good] == [40 + 30, 50 + 30]
 
 
@@ -171,12 +171,12 @@ def test_exact_chunks_make_warm_bit_equal_to_cold(folder: Path) -> None:
     prompt = prompt_of(700, 8)
     one = Sampling(max_tokens=1, ignore_eos=True)
     cold, events = bench.submit(prompt, one)
-    ended(events)
+    drain_events(events)
     warm, events = bench.submit(prompt_of(700, 8)[:600], one)
-    ended(events)
+    drain_events(events)
     warm.cache.rewind(512)
     again, events = bench.submit(prompt, one, warm.cache)
-    ended(events)
+    drain_events(events)
 
     assert bench.bytes_of(cold.cache) == bench.bytes_of(again.cache)
     bench.thread.stop()
@@ -185,7 +185,9 @@ def test_exact_chunks_make_warm_bit_equal_to_cold(folder: Path) -> None:
 def test_stop_string_is_found_across_tokens_and_hidden(bench: Bench) -> None:
     """Decoding ends at a stop string, which the client does not see."""
     prompt = prompt_of(60, 9)
-    full = ended(bench.submit(prompt, Sampling(max_tokens=30, ignore_eos=True))[1]).answer_text
+    full = drain_events(
+        bench.submit(prompt, Sampling(max_tokens=30, ignore_eos=True))[1]
+    ).answer_text
     stop = full[len(full) // 2 : len(full) // 2 + 4]
     _, events = bench.submit(prompt, Sampling(max_tokens=30, stop=(stop,), ignore_eos=True))
     seen = ""

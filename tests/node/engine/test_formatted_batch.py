@@ -13,7 +13,7 @@ from fabric.turn.generation import FinishReason, Sampling
 from node.engine.sequence import Broke, Ended, Produced
 from node.grammar.answer_matcher import AnswerMatcher
 from node.mlx.sampling import LOGPROB_MIN
-from tests.node.engine_bench import Bench, ended, prompt_of, wait
+from tests.node.engine_bench import Bench, drain_events, prompt_of, wait
 from tests.support.formats import TOO_COMPLEX, compiler_of, random_schema, regex, schema
 from tests.support.samples import sample
 from tests.support.tiny_models import ONE_LAYER, TOKENS, write_model
@@ -159,7 +159,7 @@ def test_cut_answer_has_max_tokens(bench, matcher_of):
         matcher=matcher_of(schema({"const": "the cat sat"})),
     )
     bench.thread.submit(sequence)
-    end = ended(events)
+    end = drain_events(events)
     assert (end.reason, len(end.answer_ids)) == (FinishReason.LENGTH, 5)
     assert '"the cat sat"'.startswith(end.answer_text)
 

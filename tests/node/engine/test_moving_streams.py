@@ -67,7 +67,7 @@ def test_preemption_that_admits_no_sequence_leaves_the_engine_idle():
 
 
 def test_prefill_progresses_despite_endless_moves(rig):
-    """Endless moves hold a prompt up to the limit, then let one short chunk run."""
+    """Endless moves hold a prompt up to the limit; then one short chunk runs."""
     prompt, events = rig.add(16_000, answer_tokens=2)
     rig.run(2)
     last_s, at = rig.clock.now_s, len(chunks(rig))

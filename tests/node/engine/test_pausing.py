@@ -7,7 +7,7 @@ import pytest
 
 from fabric.turn.generation import Priority, Sampling
 from node.engine.sequence import Sequence
-from tests.node.engine_bench import GREEDY, Bench, Events, at_token, ended, prompt_of
+from tests.node.engine_bench import GREEDY, Bench, Events, at_token, drain_events, prompt_of
 from tests.support.architectures import ARCHITECTURES
 from tests.support.samples import sample
 from tests.support.tiny_models import ONE_LAYER, write_model
@@ -18,7 +18,7 @@ SEEDED = Sampling(
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def one_slot_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run an engine thread with one slot; exact chunks, so that bytes can be compared."""
     folder = write_model(tmp_path_factory.mktemp("models") / "llama", ONE_LAYER)
     rig = Bench(folder, exact_chunks=True, active_max=1)
@@ -27,7 +27,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 def interrupt(bench: Bench, sequence: Sequence, at: str) -> Events:
-    """Let an interactive sequence arrive, and return its events."""
+    """Submit an interactive sequence, and return its events."""
     urgent, events = bench.make(prompt_of(300, 99), GREEDY)
     if at == "prefill":
         sequence.reached = lambda count: bench.thread.submit(urgent) if count == 256 else None
@@ -39,25 +39,25 @@ def interrupt(bench: Bench, sequence: Sequence, at: str) -> Events:
 @pytest.mark.parametrize("at", ["prefill", "decode"])
 @pytest.mark.parametrize("sampling", sample([GREEDY, SEEDED], SEEDED), ids=["greedy", "seeded"])
 def test_preempted_sequence_is_bit_equal_to_an_undisturbed_one(
-    narrow: Bench, at: str, sampling: Sampling
+    one_slot_bench: Bench, at: str, sampling: Sampling
 ) -> None:
     """Tokens and cache bytes are the same, and the interactive sequence ran first."""
     prompt = prompt_of(600, 1)
-    whole, whole_events = narrow.submit(prompt, sampling)
-    want = ended(whole_events).answer_ids
-    paused, paused_events = narrow.make(prompt, sampling, priority=Priority.BACKGROUND)
-    preempted_before = narrow.thread.preempted_count
-    urgent_events = interrupt(narrow, paused, at)
+    whole, whole_events = one_slot_bench.submit(prompt, sampling)
+    want = drain_events(whole_events).answer_ids
+    paused, paused_events = one_slot_bench.make(prompt, sampling, priority=Priority.BACKGROUND)
+    preempted_before = one_slot_bench.thread.preempted_count
+    urgent_events = interrupt(one_slot_bench, paused, at)
     done_first = []
     at_token(paused, 11, lambda: done_first.append(not urgent_events.empty()))
-    narrow.thread.submit(paused)
-    got = ended(paused_events).answer_ids
+    one_slot_bench.thread.submit(paused)
+    got = drain_events(paused_events).answer_ids
 
     assert want == got
-    assert narrow.bytes_of(whole.cache) == narrow.bytes_of(paused.cache)
+    assert one_slot_bench.bytes_of(whole.cache) == one_slot_bench.bytes_of(paused.cache)
     assert done_first == [True]
-    assert len(ended(urgent_events).answer_ids) == 12
-    assert narrow.thread.preempted_count == preempted_before + 1
+    assert len(drain_events(urgent_events).answer_ids) == 12
+    assert one_slot_bench.thread.preempted_count == preempted_before + 1
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_preemption_in_batches_changes_no_answer_for_any_cache_kind(
     for sequence, _ in low:
         bench.thread.submit(sequence)
 
-    assert alone == [ended(events).answer_ids for _, events in [*low, *high]]
+    assert alone == [drain_events(events).answer_ids for _, events in [*low, *high]]
     bench.thread.stop()

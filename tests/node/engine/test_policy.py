@@ -42,7 +42,7 @@ def background(needs_bytes=0, **fields):
     return Item(False, needs_bytes, needs_bytes, **fields)
 
 
-def holder(size_bytes):
+def memory_holder(size_bytes):
     """Return a background sequence that holds memory."""
     return Item(is_urgent=False, reserve_bytes=size_bytes)
 
@@ -83,7 +83,7 @@ def test_small_request_overtakes_one_waiting_for_memory_a_few_times():
 
 
 def test_preemption_frees_no_memory():
-    waiting, running = [interactive(150)], [holder(40), holder(60), interactive()]
+    waiting, running = [interactive(150)], [memory_holder(40), memory_holder(60), interactive()]
 
     assert next_move(waiting, [], running, Capacity(slots=8, paused=8, memory_bytes=60)) is None
 
@@ -122,7 +122,7 @@ ITEMS = st.lists(
 )
 
 
-def needing(items):
+def with_needs(items):
     for item in items:
         item.needs_bytes = item.reserve_bytes
     return items
@@ -137,7 +137,7 @@ def test_tenants_with_fewer_running_start_first_and_paused_before_new():
 
 
 @given(
-    waiting=ITEMS.map(needing),
+    waiting=ITEMS.map(with_needs),
     paused=ITEMS,
     running=ITEMS,
     slots=st.integers(0, 3),

@@ -296,7 +296,7 @@ def test_sequence_is_independent_of_the_batch(launch_waits):
 
 
 def test_sampled_token_is_emitted_before_a_blocking_launch():
-    """The last token comes a step before the end, which waits until the cache holds it."""
+    """The last token is emitted a step before the end, which waits until the cache holds it."""
     rig = SchedulerRig(launch_waits=True)
     log = rig.engine.log
     rig.add(4, answer_tokens=2, cached=3, emit=lambda event: log.append((type(event), None)))

@@ -77,13 +77,13 @@ def test_refused_turn_leaves_the_agent_its_own_cache(service, monkeypatch):
     assert (
         again.text == ask(service, own + undisturbed.text + " and then", agent="calm", **BRIEF).text
     )
-    # Blocks saved under the names of her tokens hold those tokens.
+    # Blocks saved under the names of the agent's tokens hold those tokens.
     call(service, Flush(drop_hot=True), Done)
     assert ask(service, longer, agent="third", **BRIEF).text == again.text
 
 
 def test_unsaved_cache_survives_a_refused_turn(service, monkeypatch):
-    """It survives even if the prompt shares only a part of it."""
+    """The memory survives even if the prompt shares only a part of it."""
     own = WORDS * 6
     first = ask(service, own, agent="unsaved", **BRIEF)
     agent = agent_of(service, "unsaved")
@@ -116,7 +116,7 @@ def test_already_admitted_turn_is_never_refused_by_a_full_queue(service, monkeyp
 
 
 def test_hang_up_of_a_waiting_client_keeps_record_and_cache(service):
-    """A turn that has not started leaves record and cache unchanged, whatever its prompt."""
+    """A turn that has not started leaves record and cache unchanged for any prompt."""
     own = WORDS * 6
     ask(service, own, agent="waits", **BRIEF)
     agent = agent_of(service, "waits")

@@ -8,7 +8,7 @@ import pytest
 from fabric.turn.generation import Priority
 from node.engine.sequence import Produced, Sequence
 from node.mlx.resident_cache import ResidentCache
-from tests.node.engine_bench import GREEDY, Bench, Events, ended, prompt_of
+from tests.node.engine_bench import GREEDY, Bench, Events, drain_events, prompt_of
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 LONG, SHORT = 4_000, 700
@@ -71,13 +71,13 @@ def test_an_interactive_prompt_waits_for_the_chunk_being_computed(
     slow[0][0].is_promoted = is_promoted
     urgent, urgent_events = bench.make(prompt_of(SHORT, 99), GREEDY, bench.cache(SHORT + 64))
     seen = chunks_before_answer(bench, chunks, urgent, [sequence for sequence, _ in slow])
-    ended(urgent_events)
+    drain_events(urgent_events)
     meanwhile = chunks.caches[3 : seen[0]]
 
     assert all(cache is urgent.cache for cache in meanwhile), "no background chunk ran"
     assert len(meanwhile) >= 1
     for _, events in slow:
-        assert len(ended(events).answer_ids) == GREEDY.max_tokens
+        assert len(drain_events(events).answer_ids) == GREEDY.max_tokens
 
 
 def test_an_interactive_prompt_takes_the_memory_of_a_background_one(bench: Bench) -> None:
@@ -87,8 +87,8 @@ def test_an_interactive_prompt_takes_the_memory_of_a_background_one(bench: Bench
     slow, slow_events = with_memory(bench, LONG, 1, priority=BACKGROUND)
     urgent, urgent_events = with_memory(bench, SHORT, 99)
     seen = chunks_before_answer(bench, chunks, urgent, [slow])
-    assert len(ended(urgent_events).answer_ids) == GREEDY.max_tokens
-    preempted = ended(slow_events)
+    assert len(drain_events(urgent_events).answer_ids) == GREEDY.max_tokens
+    preempted = drain_events(slow_events)
 
     assert all(cache is urgent.cache for cache in chunks.caches[3 : seen[0]])
     assert preempted.is_handover
@@ -107,9 +107,9 @@ def test_interactive_prompts_take_no_memory_of_each_other(
     bench.thread.submit(first)
     bench.thread.submit(third)
 
-    assert not ended(first_events).is_handover
-    assert not ended(second_events).is_handover
-    assert not ended(third_events).is_handover
+    assert not drain_events(first_events).is_handover
+    assert not drain_events(second_events).is_handover
+    assert not drain_events(third_events).is_handover
 
 
 def with_memory(

@@ -15,7 +15,7 @@ from tests.support.tiny_models import ONE_LAYER, write_model
 PROMPT = 9_000  # of several chunks
 
 
-def started(rig, count):
+def start_order(rig, count):
     """Return the tenants of the next turns to start, in order, as running ones end."""
     order, started_ids = [], set(map(id, rig.queue.running))
     while len(order) < count:
@@ -54,7 +54,7 @@ def test_slots_are_shared_by_weight():
         rig.add(3, answer_tokens=500, tenant="b", seed=number)
     for number in range(6):
         rig.add(3, answer_tokens=500, tenant="a", weight=3.0, seed=number + 6)
-    order = started(rig, 4)
+    order = start_order(rig, 4)
 
     assert sorted(order) == ["a", "a", "a", "b"]
 

@@ -7,7 +7,7 @@ import pytest
 from fabric.edit_mode import EditMode
 from node.fsck import run
 from node.store.block_files import file_name
-from tests.node.turn.test_edited_turns import agent_of, grown, start
+from tests.node.turn.test_edited_turns import agent_of, continued, start
 from tests.support.agent_traffic import words
 from tests.support.samples import sample
 from tests.support.services import KEY, ask, running
@@ -48,7 +48,7 @@ def test_repair_cuts_record_within_its_edited_head(tmp_path, model, capsys, plac
     assert check(data, capsys)[0] == 1
     check(data, capsys, "--repair")
     assert check(data, capsys)[0] == 0
-    following = grown(edited, answer, words(41, 12))
+    following = continued(edited, answer, words(41, 12))
     with running(node, model) as service:
         saved = agent_of(service)
         if saved is not None and saved.saved is not None:

@@ -8,7 +8,7 @@ from fabric.control.hibernation_calls import Resume
 from fabric.edit_mode import EditMode
 from fabric.errors import RejectedError
 from fabric.ids import AgentId
-from tests.node.turn.test_edited_turns import LONG, agent_of, grown, history, start
+from tests.node.turn.test_edited_turns import LONG, agent_of, continued, history, start
 from tests.support.agent_traffic import words
 from tests.support.hibernation import BROUGHT_KEY, frame_ends, hibernate, resume
 from tests.support.services import TENANT, ask, running
@@ -24,10 +24,10 @@ def model(tmp_path_factory):
 
 
 def edit(service):
-    """Let an agent edit its history; return the messages of its next turn."""
+    """Edit an agent's history; return the messages of its next turn."""
     edited = start(service)
     answer = ask(service, edited, agent="a", edits=AMORTIZE).text
-    return grown(edited, answer, words(41, 12))
+    return continued(edited, answer, words(41, 12))
 
 
 def test_edited_agent_is_restored_unchanged(tmp_path, model):
@@ -58,7 +58,7 @@ def test_block_used_in_several_pieces_is_restored_once(tmp_path, model):
         first = history(LONG[0], words(5, 4), *LONG[2:])
         answer = ask(service, first, agent="a").text
         edited = history(LONG[0], "gone", *LONG[2:])
-        ask(service, grown(edited, answer, words(6, 9)), agent="a", edits=AMORTIZE)
+        ask(service, continued(edited, answer, words(6, 9)), agent="a", edits=AMORTIZE)
         resume(service, hibernate(service, "a"), "b")
         blocks = agent_of(service, "b").saved.pieces.blocks
         assert len(set(blocks)) < len(blocks)

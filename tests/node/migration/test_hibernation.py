@@ -63,7 +63,7 @@ def test_hibernation_changes_no_bit(name, tmp_path):
             {"role": "assistant", "content": reply.text},
             {"role": "user", "content": "größer"},
         ]
-        file, leaving = hibernate(here, "alice"), hibernate(here, "alice", key=BROUGHT_KEY)
+        file, export_agent = hibernate(here, "alice"), hibernate(here, "alice", key=BROUGHT_KEY)
         assert resume(here, file, "bob")["blocks_reused"] > 0
         want, stayed = logprobs(here, messages, "alice", 1)
         got, restored = logprobs(here, messages, "bob", 2)
@@ -73,7 +73,7 @@ def test_hibernation_changes_no_bit(name, tmp_path):
         # Alice has run the same turn by now, and bob may share the blocks that it stored.
         assert restored.admitted.cached_tokens >= stayed.admitted.cached_tokens
     with running(tmp_path, model, "there", cluster_key=OTHER_FABRIC) as there:
-        resumed = resume(there, leaving, "carol", epoch=7, key=BROUGHT_KEY)
+        resumed = resume(there, export_agent, "carol", epoch=7, key=BROUGHT_KEY)
         assert (resumed["view"]["node"], resumed["view"]["epoch"]) == ("there", 7)
         assert resumed["blocks_reused"] == 0
         assert there.node.resources.store.blocks.check_integrity() == []
@@ -104,12 +104,12 @@ def file(service):
 
 
 @pytest.fixture(scope="module")
-def leaving(service):
+def export_agent(service):
     return hibernate(service, "alice", key=BROUGHT_KEY)
 
 
 @pytest.fixture
-def untouched(service):
+def unchanged_node(service):
     """Check that the node is unchanged after the test."""
     before = trace_of(service)
     yield
@@ -117,7 +117,7 @@ def untouched(service):
     assert before[2] == ()
 
 
-def take(service, raw, agent="back", epoch=2, key=None):
+def upload_file(service, raw, agent="back", epoch=2, key=None):
     """Feed a file as the HTTP side does, without its sockets; return the refusal's code."""
     arriving = service.node.moves.imports.begin(
         Resume(TENANT, AgentId(agent), epoch, signing_key=key)
@@ -132,8 +132,8 @@ def take(service, raw, agent="back", epoch=2, key=None):
     return None
 
 
-def test_damage_anywhere_is_refused_and_changes_nothing(service, file, untouched):
-    assert take(service, file) is None
+def test_damage_anywhere_is_refused_and_changes_nothing(service, file, unchanged_node):
+    assert upload_file(service, file) is None
     rng = random.Random(7)
     ends = [8, *frame_ends(file)]
     # Of each frame: kind, length, first and last byte of the body, signature.
@@ -143,10 +143,10 @@ def test_damage_anywhere_is_refused_and_changes_nothing(service, file, untouched
     for at in sorted(spots):
         flipped = bytearray(file)
         flipped[at] ^= 1 << rng.randrange(8)
-        assert take(service, bytes(flipped)) is not None, at
+        assert upload_file(service, bytes(flipped)) is not None, at
 
 
-def test_truncation_at_every_frame_is_refused_and_changes_nothing(service, file, untouched):
+def test_truncation_at_every_frame_is_refused_and_changes_nothing(service, file, unchanged_node):
     ends = [0, 8, *frame_ends(file)]
     for end in itertools.chain(ends[:-1], (end - 1 for end in ends[1:])):
         answer = resume(service, file[:end])
@@ -155,16 +155,16 @@ def test_truncation_at_every_frame_is_refused_and_changes_nothing(service, file,
 
 
 def test_every_refusal_has_a_code_and_changes_nothing(
-    service, file, leaving, untouched, tmp_path, model
+    service, file, export_agent, unchanged_node, tmp_path, model
 ):
     bad_key = b"x" * 32
     cases = [
         ("agent_exists", 409, lambda: resume(service, file, "alice", epoch=9)),
         ("stale_epoch", 409, lambda: resume(service, file, "alice", epoch=1, replace=True)),
         ("other_tenant", 409, lambda: resume(service, file, tenant=OTHER_TENANT)),
-        ("key_required", 409, lambda: resume(service, leaving)),
-        ("wrong_key", 400, lambda: resume(service, leaving, key=bad_key)),
-        ("invalid_signing_key", 400, lambda: resume(service, leaving, key=b"short")),
+        ("key_required", 409, lambda: resume(service, export_agent)),
+        ("wrong_key", 400, lambda: resume(service, export_agent, key=bad_key)),
+        ("invalid_signing_key", 400, lambda: resume(service, export_agent, key=b"short")),
         ("not_a_hibernation_file", 400, lambda: resume(service, b"PK\3\4" + bytes(100))),
         ("unknown_version", 400, lambda: resume(service, b"MFHIBER9" + file[8:])),
         ("damaged_file", 400, lambda: resume(service, file + b"more than it")),
@@ -181,7 +181,7 @@ def test_every_refusal_has_a_code_and_changes_nothing(
         assert trace_of(foreign)[:2] == (set(), 0)
 
 
-def test_invalid_hibernate_requests_are_refused(service, untouched):
+def test_invalid_hibernate_requests_are_refused(service, unchanged_node):
     ghost = Hibernate(TENANT, AgentId("ghost"), 1)
     stale = Hibernate(TENANT, AgentId("alice"), 2)
     foreign = Hibernate(OTHER_TENANT, AgentId("alice"), 1)
@@ -197,16 +197,16 @@ def test_invalid_hibernate_requests_are_refused(service, untouched):
         assert httpx2.post(service.node.resources.endpoint.url + path).status_code == 401
 
 
-def test_files_over_the_size_limits_are_refused(service, file, untouched, monkeypatch):
+def test_files_over_the_size_limits_are_refused(service, file, unchanged_node, monkeypatch):
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_BYTES_MAX", len(file) - 1)
     assert resume(service, file)["refused"] == "too_large"
     monkeypatch.undo()
     tight = replace(service.node.resources.identity.settings, disk_bytes=1)
     monkeypatch.setattr(NodeIdentity, "settings", tight)
-    assert take(service, file) == "too_large"
+    assert upload_file(service, file) == "too_large"
 
 
-def test_stalled_or_broken_upload_leaves_nothing(service, file, untouched, monkeypatch):
+def test_stalled_or_broken_upload_leaves_nothing(service, file, unchanged_node, monkeypatch):
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_GRACE_S", 0.2)
     monkeypatch.setattr("node.http.hibernation.HIBERNATION_BYTES_PER_S_MIN", 1e9)
 
@@ -228,10 +228,10 @@ def test_stalled_or_broken_upload_leaves_nothing(service, file, untouched, monke
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_signed_but_inconsistent_files_are_refused(lie, service, leaving, untouched):
-    assert take(service, forged(leaving), key=BROUGHT_KEY) is None
-    assert take(service, forged(leaving, number=0.5), key=BROUGHT_KEY) is None
-    refused = take(service, forged(leaving, **LIES[lie]), key=BROUGHT_KEY)
+def test_signed_but_inconsistent_files_are_refused(lie, service, export_agent, unchanged_node):
+    assert upload_file(service, forged(export_agent), key=BROUGHT_KEY) is None
+    assert upload_file(service, forged(export_agent, number=0.5), key=BROUGHT_KEY) is None
+    refused = upload_file(service, forged(export_agent, **LIES[lie]), key=BROUGHT_KEY)
     assert refused in ("damaged_file", "fingerprint_mismatch")
 
 

@@ -72,7 +72,7 @@ def pair(model, tmp_path_factory):
         yield nodes
 
 
-async def empty(node):
+async def remove_agents(node):
     """Drop everything, tombstones included."""
     node.moves.prefix_target.leases.release_all()
     for agent in node.resources.table:
@@ -88,7 +88,7 @@ async def empty(node):
 def nodes(pair):
     for service in pair:
         service.node.moves.prefix_target.leases._returned.clear()
-        on_loop(service, empty(service.node))
+        on_loop(service, remove_agents(service.node))
     here, there = pair
     turn(here, "alice")
     turn(here, "bob", "other words")
@@ -152,7 +152,7 @@ def test_prefixes_of_private_agents_are_not_lent(nodes, agents):
     assert len(offer_spans(here, there)[1]) == (len(agents) == 1)
 
 
-def forged(span, **changes):
+def forged_span(span, **changes):
     record = replace(decode_manifest(span.offer.manifest), **changes)
     return replace(span, offer=replace(span.offer, manifest=encode_manifest(record)))
 
@@ -164,7 +164,7 @@ def test_block_names_not_derived_from_the_tokens_are_refused(nodes):
     before = stored_bytes(there)
     for changes in ({"tenant": OTHER}, {"token_ids": [ids[0] + 1, *ids[1:]]}):
         with pytest.raises(FabricError):
-            take_span(here, there, name, forged(span, **changes))
+            take_span(here, there, name, forged_span(span, **changes))
     assert stored_bytes(there) == before
     assert not there.node.moves.prefix_target.leases.refs
 

@@ -36,7 +36,7 @@ def turn(service, messages, agent, epoch=1, **options):
     return [(e.token, e.logprob) for e in entries], reply
 
 
-def onward(messages, reply, words):
+def continued(messages, reply, words):
     """Return the conversation with the reply and a next question."""
     return [
         *messages,
@@ -86,7 +86,7 @@ def test_fork_answers_like_its_source_and_outlives_it(name, tmp_path):
         assert here.node.resources.store.blocks.total_bytes == before, "blocks are shared"
         fork(here, there, "alice", "afar")
         assert (beside.node, beside.epoch, beside.state) == ("here", 1, OwnerState.OWNED)
-        second = onward(HELLO, first, "größer")
+        second = continued(HELLO, first, "größer")
         # In this order, so that no turn finds blocks of another agent's later turn.
         got, besides = turn(here, second, "beside")
         want, stayed = turn(here, second, "alice")
@@ -96,12 +96,12 @@ def test_fork_answers_like_its_source_and_outlives_it(name, tmp_path):
         tiers = [reply.admitted.cache for reply in (besides, stayed, afar)]
         assert tiers == [CacheTier.DISK, CacheTier.HOT, CacheTier.PEER]
         assert len({reply.admitted.cached_tokens for reply in (besides, stayed, afar)}) == 1
-        third = onward(second, stayed, "the dog")
+        third = continued(second, stayed, "the dog")
         want, _ = turn(here, third, "alice")
-        turn(here, onward(second, stayed, "the log and the mat"), "beside")
+        turn(here, continued(second, stayed, "the log and the mat"), "beside")
         assert erase(here, "alice").existed
         assert turn(there, third, "afar")[0] == want, "the source agent is erased"
-        again = onward(second, stayed, "the log and the mat")
+        again = continued(second, stayed, "the log and the mat")
         assert turn(here, again, "beside")[1].admitted.cached_tokens > 100
         for service in (here, there):
             assert service.node.resources.store.blocks.check_integrity() == []
@@ -119,7 +119,7 @@ def nodes(model, tmp_path_factory):
         yield here, there
 
 
-async def empty(node):
+async def remove_agents(node):
     """Drop all agents without tombstones: the next test starts at epoch 1 again."""
     for agent in node.resources.table:
         if agent.saved is not None:
@@ -131,7 +131,7 @@ async def empty(node):
 def pair(nodes):
     yield nodes
     for service in nodes:
-        on_loop(service, empty(service.node))
+        on_loop(service, remove_agents(service.node))
         assert service.node.resources.store.blocks.total_bytes == 0, "nothing is left of any copy"
 
 
@@ -191,7 +191,7 @@ def test_fork_during_a_turn_copies_the_last_saved_record(pair):
     here, _ = pair
     _, first = turn(here, HELLO, "alice")
     turn(here, HELLO, "control")
-    second = onward(HELLO, first, "größer")
+    second = continued(HELLO, first, "größer")
     started, go_on = threading.Event(), asyncio.Event()
 
     async def serve_slowly():
@@ -213,7 +213,7 @@ def test_fork_during_a_turn_copies_the_last_saved_record(pair):
     try:
         assert views(here)["alice"][0].busy
         fork(here, here, "alice", "bob")
-        other = onward(HELLO, first, "the dog")
+        other = continued(HELLO, first, "the dog")
         assert turn(here, other, "bob")[0] == turn(here, other, "control")[0]
         assert views(here)["alice"][0].busy
     finally:
@@ -229,14 +229,14 @@ def test_replica_takes_over_from_a_lost_owner(pair):
     assert view.kept
     assert view.tail == views(here)["alice"][0].tail != ""
     assert copied.blocks_sent == view.blocks > 1
-    second = onward(HELLO, first, "größer")
+    second = continued(HELLO, first, "größer")
     want, stayed = turn(here, second, "alice")
     refreshed, copied = replicate(here, there, "alice")
     assert refreshed.tail == views(here)["alice"][0].tail != view.tail
     assert copied.blocks_sent < refreshed.blocks, "only new blocks are sent"
     assert replicate(here, there, "alice")[1].blocks_sent == 0
     assert code_of(lambda: turn(there, second, "alice", epoch=1)) == (421, "not_owner")
-    third = onward(second, stayed, "the dog")
+    third = continued(second, stayed, "the dog")
     want = turn(here, third, "alice")[0]  # the replica is stale by one turn now
 
     got, taken_over = turn(there, third, "alice", epoch=3)
@@ -259,7 +259,7 @@ def test_stale_and_aborted_copies_are_refused(pair):
     here, there = pair
     _, first = turn(here, HELLO, "alice")
     name, old, _ = copied_offer(here, there, "alice", 1)
-    turn(here, onward(HELLO, first, "größer"), "alice")
+    turn(here, continued(HELLO, first, "größer"), "alice")
     replicate(here, there, "alice", kept=False)
 
     def keep(migration, offer):
@@ -289,7 +289,7 @@ def test_replica_survives_restart_and_is_removed_by_erasure(model, tmp_path):
             view = views(there)["alice"][0]
             assert (view.state, view.epoch, view.kept) == ("replica", 1, True)
             assert erase(there, "alice", TenantId("other")).existed is False
-            second = onward(HELLO, first, "größer")
+            second = continued(HELLO, first, "größer")
             assert turn(there, second, "alice", epoch=2)[1].admitted.cached_tokens > 100
             assert erase(there, "alice").blocks_kept_shared == 0
             assert there.node.resources.store.blocks.total_bytes == 0

@@ -62,7 +62,7 @@ def extend(service, move, record):
     return asyncio.run_coroutine_threadsafe(work, service._loop)
 
 
-def beginning(record):
+def first_block_record(record):
     """Return the record as it was when its first block was full."""
     return replace(
         record,
@@ -72,7 +72,7 @@ def beginning(record):
     )
 
 
-def sealed(record):
+def sealed_record(record):
     return replace(record, state=OwnerState.SEALED)
 
 
@@ -111,11 +111,11 @@ def test_memory_of_arriving_cache_is_reserved_until_kept(
     warm_up, budget = node.node.moves.warm_up, node.node.resources.engine.budget
     if is_begun:
         gate.may_read.set()
-        extend(node, move, beginning(record)).result(HANG_S)
+        extend(node, move, first_block_record(record)).result(HANG_S)
         assert warm_up.size_bytes == budget.idle_bytes > 0
         gate.may_read.clear()
         gate.is_reading.clear()
-    extending = begin_gated(node, gate, move, sealed(record) if is_last else record)
+    extending = begin_gated(node, gate, move, sealed_record(record) if is_last else record)
 
     assert budget.reserved_bytes >= node.node.resources.identity.spec.resident_bytes(
         record.tokens_count
@@ -136,7 +136,7 @@ def test_memory_of_arriving_cache_is_reserved_until_kept(
 def test_record_without_tokens_is_accepted(node, move, record, is_last):
     """A first turn that moves before its first block is full."""
     empty = replace(record, token_ids=U32s(), token_ends=U32s(), pieces=PieceTable(), text="")
-    extend(node, move, sealed(empty) if is_last else empty).result(HANG_S)
+    extend(node, move, sealed_record(empty) if is_last else empty).result(HANG_S)
     extend(node, move, record).result(HANG_S)
     assert node.node.moves.warm_up.size_bytes > 0
 
@@ -146,7 +146,7 @@ def test_warm_up_does_not_take_memory_in_use(node, move, record, is_begun):
     budget = node.node.resources.engine.budget
     least = node.node.resources.identity.spec.resident_bytes(1)
     if is_begun:
-        extend(node, move, beginning(record)).result(HANG_S)
+        extend(node, move, first_block_record(record)).result(HANG_S)
         arrival = node.node.moves.incoming.get(move).warm
         change(node, arrival, room_tokens=BLOCK_TOKENS)  # so that it has to grow
     others = Reservation(budget)
@@ -166,12 +166,12 @@ def test_warm_up_evicts_idle_durable_agents_only(node, move, record):
     others.count(budget.claimable_bytes - budget.idle_bytes)
     try:
         change(node, agent, is_durable=False)
-        extend(node, move, beginning(record)).result(HANG_S)
+        extend(node, move, first_block_record(record)).result(HANG_S)
         assert agent.cache is not None
         assert move not in node.node.moves.warm_up
 
         change(node, agent, is_durable=True)
-        extend(node, move, beginning(record)).result(HANG_S)
+        extend(node, move, first_block_record(record)).result(HANG_S)
         assert agent.cache is None
         assert move in node.node.moves.warm_up
     finally:
@@ -197,7 +197,7 @@ def take_without_arrival(node, move):
 @pytest.mark.parametrize("is_last", [False, True], ids=["full blocks", "all"])
 @pytest.mark.parametrize("what", [evict_all, drop_move, take_without_arrival])
 def test_read_is_abandoned_once_unneeded(node, move, record, gate, what, is_last):
-    extending = begin_gated(node, gate, move, sealed(record) if is_last else record)
+    extending = begin_gated(node, gate, move, sealed_record(record) if is_last else record)
     on_loop(node, lambda: what(node.node, move))
     gate.may_read.set()
     extending.result(HANG_S)
@@ -219,7 +219,7 @@ def test_failed_read_releases_its_memory(node, move, record, monkeypatch):
 
 
 @pytest.fixture
-def edited(node):
+def edited_record(node):
     """Return the record of an agent whose memory was edited."""
     name = "edited"
     agent = node.node.resources.table.get((TENANT, AgentId(name)))
@@ -235,21 +235,23 @@ def arranged(cache):
     return cache.tokens_count, tuple(cache.ahead), tuple(cache.shifts)
 
 
-def bits(cache, tokens_count):
+def row_bytes(cache, tokens_count):
     return [row[:, :tokens_count].tobytes() for row in cache.rows()]
 
 
 @pytest.mark.parametrize("is_begun", [False, True], ids=["at once", "in two parts"])
-def test_arriving_edited_cache_equals_the_one_restored_from_disk(node, move, edited, is_begun):
+def test_arriving_edited_cache_equals_the_one_restored_from_disk(
+    node, move, edited_record, is_begun
+):
     """Moved rows are included, so that no turn waits for them."""
-    count = edited.tokens_count
+    count = edited_record.tokens_count
     if is_begun:
-        extend(node, move, edited).result(HANG_S)
+        extend(node, move, edited_record).result(HANG_S)
         warm = node.node.moves.incoming.get(move).warm
-        assert edited.edited.tokens_count <= warm.full.tokens_count < count
+        assert edited_record.edited.tokens_count <= warm.full.tokens_count < count
         assert warm.full.is_edited
-    extend(node, move, sealed(edited)).result(HANG_S)
-    cache = on_loop(node, lambda: node.node.moves.warm_up.take(move, edited))
+    extend(node, move, sealed_record(edited_record)).result(HANG_S)
+    cache = on_loop(node, lambda: node.node.moves.warm_up.take(move, edited_record))
     on_loop(node, node.node.tiers.hot.note)
 
     call(node, PrefetchAgent(TENANT, AgentId("edited"), 1), AgentView)
@@ -257,12 +259,12 @@ def test_arriving_edited_cache_equals_the_one_restored_from_disk(node, move, edi
     assert arranged(cache) == arranged(own)
     assert cache.tokens_count == count
     assert cache.shifts
-    assert bits(cache, count) == bits(own, count)
+    assert row_bytes(cache, count) == row_bytes(own, count)
     call(node, Flush(drop_hot=True), Done)
 
 
-def test_edited_memory_with_a_lost_block_is_not_kept(node, move, edited):
-    lost = {edited.pieces[-2].block}
+def test_edited_memory_with_a_lost_block_is_not_kept(node, move, edited_record):
+    lost = {edited_record.pieces[-2].block}
     blocks = node.node.resources.store.blocks
     load = blocks.load_into
 
@@ -274,5 +276,5 @@ def test_edited_memory_with_a_lost_block_is_not_kept(node, move, edited):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "load_into", fail_if_lost)
-        extend(node, move, sealed(edited)).result(HANG_S)
+        extend(node, move, sealed_record(edited_record)).result(HANG_S)
     assert move not in node.node.moves.warm_up

@@ -74,7 +74,7 @@ def answer(model, messages, says, tools=TOOLS, **choice):
     return text, thought, calls
 
 
-def spoken(shape: CallShape, text: str) -> str:
+def wrap_text(shape: CallShape, text: str) -> str:
     if shape.name == "harmony":
         return f"<|start|>assistant<|channel|>final<|message|>{text}"
     return text
@@ -82,7 +82,7 @@ def spoken(shape: CallShape, text: str) -> str:
 
 def test_text_after_a_tool_result_is_text(shape, model):
     for name, messages, after_result in states(shape):
-        generated = spoken(shape, "It is *x*.") + shape.end
+        generated = wrap_text(shape, "It is *x*.") + shape.end
         if shape.opens[after_result]:
             generated = shape.thinks("Hm.", after_result=after_result) + generated
         text, _, calls = answer(model, messages, generated)

@@ -312,7 +312,7 @@ def dense(cache, triple):
 def test_batched_attention_equals_each_sequence_alone(kv_heads, repeats, n, dequantized):
     """A mask without its head axis would fit, wrongly, where the batch is as large as the heads."""
     heads = kv_heads * repeats
-    value_width = 64 if repeats > 1 else 128  # mlx-lm's packed attention wants one width for both
+    value_width = 64 if repeats > 1 else 128  # mlx-lm's packed attention needs one width for both
     rng = np.random.default_rng(heads)
     normal = lambda *shape: mx.array(rng.normal(size=shape), mx.float32)  # noqa: E731
     for rows in sorted({kv_heads, heads, repeats}):

@@ -26,25 +26,25 @@ def build_tokenizer(folder, tokens, normalizer=None):
     return ChatTokenizer(load(folder))
 
 
-def special(text, **options):
+def special_token(text, **options):
     return AddedToken(text, **{"special": True, "normalized": False, **options})
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def newline_tokenizer(tmp_path_factory):
     """Return a tokenizer with tokens for runs of line ends, as Gemma's has."""
-    tokens = [special("<end>"), special("<eats>", rstrip=True)]
+    tokens = [special_token("<end>"), special_token("<eats>", rstrip=True)]
     tokens += [AddedToken("\n" * size, normalized=False) for size in range(2, NEWLINES + 1)]
     return build_tokenizer(tmp_path_factory.mktemp("runs") / "t", tokens)
 
 
-def test_white_space_runs_are_not_cut_points(runs):
-    assert sorted(runs.cut_texts.values()) == [b"<eats>", b"<end>"]
+def test_white_space_runs_are_not_cut_points(newline_tokenizer):
+    assert sorted(newline_tokenizer.cut_texts.values()) == [b"<eats>", b"<end>"]
 
 
 def test_token_matched_only_at_the_start_is_not_a_cut_point(tmp_path):
     """The normalizer changes its text in the middle of a prompt."""
-    tokens = [special("</s>", normalized=True), special("<end>")]
+    tokens = [special_token("</s>", normalized=True), special_token("<end>")]
     tokenizer = build_tokenizer(tmp_path / "u", tokens, normalizers.Replace("\n</s", "\n_"))
 
     assert list(tokenizer.cut_texts.values()) == [b"<end>"]
@@ -56,22 +56,22 @@ TEXTS = st.lists(PIECES, max_size=10).map("".join)
 
 @given(head=TEXTS, old=TEXTS, new=TEXTS, cut=st.integers(0, 60))
 @settings(max_examples=400)
-def test_fed_tokens_equal_a_fresh_encoding(runs, head, old, new, cut):
-    encoded = runs.encode(head + old)
+def test_fed_tokens_equal_a_fresh_encoding(newline_tokenizer, head, old, new, cut):
+    encoded = newline_tokenizer.encode(head + old)
     stored = Transcript((head + old).encode(), encoded.ids, encoded.ends)
     prompt = (head + old)[:cut] + new
-    plan = plan_prompt(runs, prompt, stored, raw=False)
+    plan = plan_prompt(newline_tokenizer, prompt, stored, raw=False)
 
-    assert plan.ids == runs.encode(prompt).ids
+    assert plan.ids == newline_tokenizer.encode(prompt).ids
     assert plan.ends == sorted(plan.ends)
 
 
-def test_token_stripping_white_space_after_it_is_a_cut_point(runs):
+def test_token_stripping_white_space_after_it_is_a_cut_point(newline_tokenizer):
     """Only the text after the last such token is encoded again."""
     text = "<eats>\nabc<eats>\nde"
-    encoded = runs.encode(text)
+    encoded = newline_tokenizer.encode(text)
     stored = Transcript(text.encode(), encoded.ids, encoded.ends)
-    plan = plan_prompt(runs, text + "f", stored, raw=False)
+    plan = plan_prompt(newline_tokenizer, text + "f", stored, raw=False)
 
-    assert plan.taken_tokens == encoded.ids.index(runs.encode("<eats>").ids[0], 1)
-    assert plan.ids == runs.encode(text + "f").ids
+    assert plan.taken_tokens == encoded.ids.index(newline_tokenizer.encode("<eats>").ids[0], 1)
+    assert plan.ids == newline_tokenizer.encode(text + "f").ids

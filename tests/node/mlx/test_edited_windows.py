@@ -19,7 +19,7 @@ from tests.support.architectures import ARCHITECTURES, LLAMA, WINDOW_TOKENS
 from tests.support.cache_paths import logits_after, prompt_of
 from tests.support.samples import sample
 from tests.support.shiftable import PLAIN, USUAL
-from tests.support.shifted_caches import ROUNDING, by_hand, filled, off
+from tests.support.shifted_caches import ROUNDING, by_hand, filled, relative_error
 from tests.support.tiny_models import build_model
 
 TOKENS = 900
@@ -44,7 +44,7 @@ def engine_of(name: str, bits: KvBits = USUAL) -> Engine:
 
 
 @cache
-def one_window(name: str, bits: KvBits) -> Engine:
+def window_engine(name: str, bits: KvBits) -> Engine:
     """Fit an engine to a model of nothing but one layer with a window."""
     config: dict[str, Any] = ARCHITECTURES["gpt_oss"] if name == "sinks" else _OLMO
     kinds = ["sliding_attention", "full_attention"]
@@ -71,7 +71,7 @@ def fill_holes(engine: Engine, cache: ResidentCache, prompt: list[int]) -> None:
 @pytest.mark.parametrize("name", ["plain", "sinks"])
 def test_edited_cache_of_a_one_window_model_equals_a_computed_one(name: str) -> None:
     """This holds for rows ahead that are shorter or longer than the window."""
-    engine = one_window(name, PLAIN)
+    engine = window_engine(name, PLAIN)
     long = [Move(0, 795, 0), Move(810, 820, 795), Move(830, 900, 815)]
     longer = [*OLD[:795], *OLD[810:820], *NEW[:10], *OLD[830:]]
     for moves, prompt in ((MOVES, EDITED), (long, longer)):
@@ -81,10 +81,10 @@ def test_edited_cache_of_a_one_window_model_equals_a_computed_one(name: str) -> 
         fill_holes(engine, cache, prompt)
         assert cache.tokens_count == len(prompt)
         want = logits_after(engine, computed_cache(engine, prompt), prompt_of(3))
-        assert off(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING
+        assert relative_error(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING
         cache.rewind(len(prompt))
         cache.hold(len(prompt), (), ())  # without shifts, the logits differ
-        assert off(logits_after(engine, cache, prompt_of(3)), want) > 1e-3
+        assert relative_error(logits_after(engine, cache, prompt_of(3)), want) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
@@ -95,11 +95,11 @@ def test_window_layers_rotate_moved_rows_at_their_own_rates(name: str, delta: in
     shifts = (Shift(50, 120, delta), Shift(130, 290, delta // 2 + 1))
     ours = logits_after(engine, filled(engine, 300, shifts), prompt_of(3))
     theirs = logits_after(engine, by_hand(filled(engine, 300), shifts), prompt_of(3))
-    assert off(ours, theirs) < ROUNDING * 10 + abs(delta) * 2.0**-23
+    assert relative_error(ours, theirs) < ROUNDING * 10 + abs(delta) * 2.0**-23
     for layer in range(len(engine.spec.layers)):
         cache = filled(engine, 300, shifts)
         cache.leaves[layer].shifts = ()  # a layer that did not rotate would be noticed
-        assert off(logits_after(engine, cache, prompt_of(3)), theirs) > 1e-4
+        assert relative_error(logits_after(engine, cache, prompt_of(3)), theirs) > 1e-4
 
 
 def rows_at(cache: ResidentCache, places: list[int]) -> dict[int, bytes]:
@@ -173,7 +173,7 @@ def test_edit_beyond_the_windows_is_refused_in_memory() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_windows_after_many_edits_equal_computed_ones(seed: int) -> None:
     """Repeated edits with tokens computed in between equal a full computation."""
-    engine, rng = one_window("plain", PLAIN), random.Random(seed)
+    engine, rng = window_engine("plain", PLAIN), random.Random(seed)
     prompt, exact = list(OLD), TOKENS
     cache = computed_cache(engine, prompt)
     for number in range(4):
@@ -191,4 +191,4 @@ def test_windows_after_many_edits_equal_computed_ones(seed: int) -> None:
         engine.prefill(cache, more := prompt_of(150, seed=number))
         prompt += more
     want = logits_after(engine, computed_cache(engine, prompt), prompt_of(3))
-    assert off(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING
+    assert relative_error(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING

@@ -26,7 +26,7 @@ ARGUMENTS = "{{ c.function.arguments | tojson }}"
 
 @dataclass(frozen=True)
 class FamilyTemplate:
-    """How one family writes a turn, and an answer of it with a thought, a text and a call."""
+    """A family's form of a turn, and of an answer with a thought, a text and a call."""
 
     template: str
     specials: tuple[str, ...]

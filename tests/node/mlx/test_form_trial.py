@@ -96,7 +96,7 @@ def test_no_trial_without_a_choice(monkeypatch, backend, spec, heads):
     assert choose(monkeypatch, backend, None, spec, heads) == (PACKED, set())
 
 
-def test_products_are_timed_by_what_they_compute(monkeypatch):
+def test_timed_products_are_evaluated(monkeypatch):
     evaluated = []
     monkeypatch.setattr(mx, "eval", lambda *arrays: evaluated.extend(arrays))
     monkeypatch.setattr(form_trial, "values_product", lambda _weights, _values, form: form)

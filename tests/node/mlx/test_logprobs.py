@@ -5,22 +5,24 @@ import pytest
 from fabric.turn.generation import Sampling
 from node.mlx import engine, sampling
 from node.mlx.loaded_model import load_model
-from node.mlx.sampling import LOGPROB_MIN, likeliest, scored
+from node.mlx.sampling import LOGPROB_MIN, likeliest, score_tokens
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 LOGITS = mx.array(np.random.default_rng(0).normal(size=(5, 40)) * 4, mx.float32)
 FOLLOWING = [3, 0, 39, 7, 7]
 
 
-def exact(row):
+def log_softmax(row):
     row = np.array(row, np.float64)
     return row - np.log(np.exp(row).sum())
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 40, 99])
 def test_every_token_is_listed_with_its_likeliest_alternatives(count):
-    for row, chosen, top in zip(LOGITS, FOLLOWING, scored(LOGITS, FOLLOWING, count), strict=True):
-        expected = exact(row)
+    for row, chosen, top in zip(
+        LOGITS, FOLLOWING, score_tokens(LOGITS, FOLLOWING, count), strict=True
+    ):
+        expected = log_softmax(row)
         assert top[0][0] == chosen
         assert top[0][1] == pytest.approx(expected[chosen], abs=1e-4)
         order = np.argsort(-expected)[: min(count, 40)]
@@ -30,7 +32,7 @@ def test_every_token_is_listed_with_its_likeliest_alternatives(count):
 
 def test_prompt_tokens_are_scored_like_answer_tokens():
     exact_rows = LOGITS - mx.logsumexp(LOGITS, axis=-1, keepdims=True)
-    for at, top in enumerate(scored(LOGITS, FOLLOWING, 4)):
+    for at, top in enumerate(score_tokens(LOGITS, FOLLOWING, 4)):
         row, chosen = exact_rows[at : at + 1], FOLLOWING[at]
         (scores,) = likeliest(row, mx.array([chosen], mx.uint32), 4).read([chosen])
         assert [token for token, _ in top] == [token for token, _ in scores]
@@ -39,7 +41,7 @@ def test_prompt_tokens_are_scored_like_answer_tokens():
 
 def test_infinite_logit_gets_the_minimum_log_probability():
     logits = mx.array([[0.0, -mx.inf, 1.0]])
-    ((chosen, *others),) = scored(logits, [1], 3)
+    ((chosen, *others),) = score_tokens(logits, [1], 3)
     assert chosen == (1, LOGPROB_MIN)
     assert [token for token, _ in others] == [2, 0, 1]
 

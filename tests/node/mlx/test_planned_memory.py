@@ -1,4 +1,4 @@
-"""A model on a planned machine: arrays are counted, chunks bounded, and all of it stays within."""
+"""A model on a planned machine: arrays are counted, chunks bounded, and the plan is kept."""
 
 import mlx.core as mx
 import pytest

@@ -17,7 +17,7 @@ from tests.support.architectures import ARCHITECTURES, CHUNKED
 from tests.support.cache_paths import logits_after, prompt_of
 from tests.support.samples import sample
 from tests.support.shiftable import PLAIN, SHIFTABLE, USUAL, engine_of
-from tests.support.shifted_caches import ROUNDING, by_hand, filled, off
+from tests.support.shifted_caches import ROUNDING, by_hand, filled, relative_error
 from tests.support.tiny_models import build_model
 
 TOKENS = 300
@@ -69,11 +69,11 @@ def test_edited_cache_of_a_one_layer_model_equals_a_computed_one(name: str) -> N
     assert {leaf.offset for leaf in cache.leaves} == {255}
 
     want = logits_after(engine, computed_cache(engine, EDITED), prompt_of(3))
-    assert off(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING
+    assert relative_error(logits_after(engine, cache, prompt_of(3)), want) < ROUNDING
     if name != "no_layer":
         cache.rewind(255)
         cache.hold(255, (), ())
-        assert off(logits_after(engine, cache, prompt_of(3)), want) > 1e-2
+        assert relative_error(logits_after(engine, cache, prompt_of(3)), want) > 1e-2
 
 
 @EVERY
@@ -132,7 +132,7 @@ def test_hundred_edits_equal_one_combined_edit(name: str) -> None:
     still.rearrange(moves)
     still.hold(len(left), (), ())
     want = logits_after(engine, by_hand(still, once.shifts), prompt_of(3))
-    assert off(got, want) < 2e-3
+    assert relative_error(got, want) < 2e-3
 
 
 @ONE_OF_EACH_CLASS
@@ -190,7 +190,7 @@ def test_several_holes_are_filled_in_order(name: str) -> None:
             engine.prefill(each, prompt[at : min(at + 256, each.ahead[0][0])])
             counts.append(each.tokens_count)
         assert counts == [130, 386, 642, 900]
-        assert off(logits_after(engine, each, prompt_of(3)), want) < 10 * ROUNDING
+        assert relative_error(logits_after(engine, each, prompt_of(3)), want) < 10 * ROUNDING
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_rewind_keeps_the_first_tokens_only(engine: Engine, count: int) -> None:
 
     assert (cache.tokens_count, cache.ahead, cache.shifts) == (count, (), shifts)
     got = logits_after(engine, cache, prompt_of(3))
-    assert off(got, logits_after(engine, by_hand(still, shifts), prompt_of(3))) < 2e-3
+    assert relative_error(got, logits_after(engine, by_hand(still, shifts), prompt_of(3))) < 2e-3
 
 
 def test_released_room_excludes_rows_after_holes(engine: Engine) -> None:

@@ -25,7 +25,7 @@ from tests.support.layers import attention_layer
 from tests.support.rotations import turned
 from tests.support.samples import sample
 from tests.support.shiftable import PLAIN, SHIFTABLE, USUAL, engine_of
-from tests.support.shifted_caches import ROUNDING, by_hand, filled, off
+from tests.support.shifted_caches import ROUNDING, by_hand, filled, relative_error
 
 TOKENS = 300
 FAR = (37, -37, 1_000, -20_000, 100_000, -100_000)
@@ -82,9 +82,9 @@ def test_attention_to_moved_rows_equals_rows_rotated_by_hand(
         rows = np.abs(ours - theirs).max(axis=-1)
         assert np.median(rows) <= tolerance(delta) * np.abs(theirs).max()
     else:
-        assert off(ours, theirs) <= tolerance(delta)
+        assert relative_error(ours, theirs) <= tolerance(delta)
     if name != "no_layer":
-        assert off(step(engine, filled(engine, TOKENS)), theirs) > 20 * tolerance(delta)
+        assert relative_error(step(engine, filled(engine, TOKENS)), theirs) > 20 * tolerance(delta)
 
 
 @LAYERED
@@ -94,11 +94,11 @@ def test_every_layer_rotates_moved_rows(name: str, step: Step) -> None:
     ours = step(engine, filled(engine, TOKENS, shifts))
     theirs = step(engine, by_hand(filled(engine, TOKENS), shifts))
 
-    assert off(ours, theirs) < 2e-3
+    assert relative_error(ours, theirs) < 2e-3
     for layer in [at for at, layer in enumerate(engine.spec.layers) if layer.rotations]:
         cache = filled(engine, TOKENS, shifts)
         cache.leaves[layer].shifts = ()  # a layer that did not would be noticed
-        assert off(step(engine, cache), theirs) > 5e-3
+        assert relative_error(step(engine, cache), theirs) > 5e-3
 
 
 @IN_BATCHES
@@ -120,7 +120,7 @@ def test_batched_attention_to_moved_rows_equals_alone(name: str) -> None:
 
     assert engine.batching is not Batching.ALONE
     for row, want in zip(together, alone, strict=True):
-        assert off(row, want[0]) < 1e-4
+        assert relative_error(row, want[0]) < 1e-4
 
 
 @pytest.mark.parametrize("delta", [37, -20_000])
@@ -140,8 +140,8 @@ def test_unpacked_products_rotate_moved_rows(monkeypatch: pytest.MonkeyPatch, de
 
     assert {650, 680} <= set(unpacked), "each run of moved rows is multiplied separately"
     theirs = decode(engine, by_hand(filled(engine, 1_500), shifts))
-    assert off(ours, theirs) <= tolerance(delta)
-    assert off(decode(engine, filled(engine, 1_500)), theirs) > 20 * tolerance(delta)
+    assert relative_error(ours, theirs) <= tolerance(delta)
+    assert relative_error(decode(engine, filled(engine, 1_500)), theirs) > 20 * tolerance(delta)
 
 
 def test_every_batching_mode_is_covered() -> None:
@@ -266,6 +266,6 @@ def test_combined_product_over_many_runs_equals_separate_products(
     monkeypatch.setattr(packed_attention, "TILED_RUNS_MIN", len(shifts) + 1)
     monkeypatch.setattr(rotate, "ROWWISE_RUNS_MIN", len(shifts) + 1)
     apart = decode(engine, filled(engine, count, shifts))
-    assert off(together, apart) <= ROUNDING
+    assert relative_error(together, apart) <= ROUNDING
     if name != "no_layer":
-        assert off(decode(engine, filled(engine, count)), apart) > 20 * ROUNDING
+        assert relative_error(decode(engine, filled(engine, count)), apart) > 20 * ROUNDING

@@ -1,4 +1,4 @@
-"""No token stands for more text than published; unbounded tokenizers publish nothing."""
+"""No token decodes to more text than published; unbounded tokenizers publish no reach."""
 
 import sys
 import unicodedata
@@ -107,7 +107,7 @@ def test_prompt_bytes_are_bounded_by_context_and_body():
 
 @pytest.mark.parametrize(("form", "factor"), [("NFC", 4), ("NFD", 3), ("NFKC", 4), ("NFKD", 4)])
 def test_normalization_shrinks_letters_at_most_by_the_assumed_factor(form, factor):
-    """A normalized letter may stand for its parts, each spelled in the longest way."""
+    """A normalized letter may decompose into its parts, each with its longest spelling."""
     whole = "NFKD" if "K" in form else "NFD"
     longest = {}
     for letter in letters_of_unicode():

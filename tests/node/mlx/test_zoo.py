@@ -90,7 +90,7 @@ def decode_logits(engine: Engine, prompts: list[list[int]], together: bool) -> l
     return [np.stack(row) for row in rows]
 
 
-def off(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
+def relative_error(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
     """Return the largest difference relative to the largest number, of finite values."""
     assert np.array_equal(np.isfinite(ours), np.isfinite(theirs))
     finite = np.isfinite(theirs)
@@ -122,7 +122,7 @@ def test_batched_equals_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         alone = decode_logits(engine, prompts, together=False)
         together = decode_logits(engine, prompts, together=True)
         for one, other in zip(together, alone, strict=True):
-            assert off(one, other) < 1e-4
+            assert relative_error(one, other) < 1e-4
 
 
 @EVERY
@@ -168,7 +168,7 @@ def test_native_caches_compute_the_same_as_mlx_lm(name: str) -> None:
         want.append(np.array(model(mx.array([[token]]), cache=native)[0, -1]))
         got.append(np.array(engine.feed([ours], [mx.array([token], mx.uint32)])[0]))
 
-    assert off(np.stack(got), np.stack(want)) < 3e-4
+    assert relative_error(np.stack(got), np.stack(want)) < 3e-4
 
 
 @EVERY
@@ -186,7 +186,7 @@ def test_rewound_cache_equals_undisturbed(name: str) -> None:
 
     # Another cache gives other logits, so the comparison depends on the cache.
     other = prefilled(engine, prompt_of(290, seed=9))
-    assert off(logits_after(engine, other, more), before) > 1e-3
+    assert relative_error(logits_after(engine, other, more), before) > 1e-3
 
 
 @EVERY
@@ -202,7 +202,7 @@ def test_moved_rows_equal_rows_rotated_by_hand(name: str) -> None:
         return
     ours = logits_after(plain, filled(plain, 200, shifts), prompt_of(3))
     theirs = logits_after(plain, by_hand(filled(plain, 200), shifts), prompt_of(3))
-    assert off(ours, theirs) < 1e-4
+    assert relative_error(ours, theirs) < 1e-4
     with attention.comparing() as differences:
         logits_after(engine, filled(engine, 200, shifts), prompt_of(3))
     assert bool(differences) == engine.packed

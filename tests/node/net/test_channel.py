@@ -37,7 +37,7 @@ def closing_pair(left_now_s=time.monotonic, *, encrypts=True):
 
 
 @pytest.fixture(params=[True, False], ids=["encrypted", "readable"])
-def ends(request):
+def channel_pair(request):
     with closing_pair(encrypts=request.param) as pair:
         yield pair
 
@@ -63,36 +63,36 @@ def test_read_ahead_is_no_longer_than_the_shortest_slice():
     assert len(shortest) >= AHEAD_BYTES
 
 
-def test_consecutive_slices_of_all_lengths_arrive(ends):
+def test_consecutive_slices_of_all_lengths_arrive(channel_pair):
     payload = random.Random(1).randbytes(sum(LENGTHS))
-    sending = threading.Thread(target=send_slices, args=(ends[0], payload, LENGTHS))
+    sending = threading.Thread(target=send_slices, args=(channel_pair[0], payload, LENGTHS))
     sending.start()
-    assert receive_slices(ends[1], len(payload), len(LENGTHS)) == payload
+    assert receive_slices(channel_pair[1], len(payload), len(LENGTHS)) == payload
     sending.join()
-    assert ends[1].is_quiet()
+    assert channel_pair[1].is_quiet()
 
 
-def test_last_slice_arrives_without_a_successor(ends):
-    send_slices(ends[0], b"abc", [3])
+def test_last_slice_arrives_without_a_successor(channel_pair):
+    send_slices(channel_pair[0], b"abc", [3])
     got = bytearray(9)
-    head = receive_slice(ends[1], 0, 0, 9, lambda: memoryview(got))
+    head = receive_slice(channel_pair[1], 0, 0, 9, lambda: memoryview(got))
     assert (head.length, bytes(got[:3])) == (3, b"abc")
 
 
-def test_refusal_after_a_slice_is_read(ends):
-    send_slices(ends[0], b"abc", [3])
-    thread = threading.Thread(target=ends[0].refuse, args=(NotFoundError("gone"),))
+def test_refusal_after_a_slice_is_read(channel_pair):
+    send_slices(channel_pair[0], b"abc", [3])
+    thread = threading.Thread(target=channel_pair[0].refuse, args=(NotFoundError("gone"),))
     thread.start()
     got = bytearray(9)
-    receive_slice(ends[1], 0, 0, 9, lambda: memoryview(got))
+    receive_slice(channel_pair[1], 0, 0, 9, lambda: memoryview(got))
     with pytest.raises(RejectedError, match="gone"):
-        receive_slice(ends[1], 0, 3, 6, lambda: memoryview(got))
-    ends[1].close()
+        receive_slice(channel_pair[1], 0, 3, 6, lambda: memoryview(got))
+    channel_pair[1].close()
     thread.join()
 
 
-def test_header_read_ahead_is_authenticated(ends):
-    left, right = ends
+def test_header_read_ahead_is_authenticated(channel_pair):
+    left, right = channel_pair
     send_slices(left, b"abc", [3])
     left._sock.sendall(encode_frame(PayloadHead(0, 3, 6, 6)) + bytes(60))
     got = bytearray(9)
@@ -112,13 +112,15 @@ class Zeros:
         view[:] = bytes(len(view))
 
 
-def test_sender_yields_once_before_each_slice(ends):
+def test_sender_yields_once_before_each_slice(channel_pair):
     payload = Zeros(900 * KIB)
     part = FetchPart(b"h" * 32, b"c" * 16, 0, 900 * KIB)
     passed = []
-    receiving = threading.Thread(target=receive_slices, args=(ends[1], part.length, 3))
+    receiving = threading.Thread(target=receive_slices, args=(channel_pair[1], part.length, 3))
     receiving.start()
-    slices = send_range(ends[0], payload, 0, part, 0, Compressor(), lambda: passed.append(1))
+    slices = send_range(
+        channel_pair[0], payload, 0, part, 0, Compressor(), lambda: passed.append(1)
+    )
     sent = [(len(passed), count) for count in slices]
     receiving.join()
     assert [number for number, _ in sent] == list(range(1, len(sent) + 1))

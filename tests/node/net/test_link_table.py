@@ -34,26 +34,26 @@ def meet(table, *addresses, name=PEER, incarnation=1):
     table.set_peers([PeerNode(name, incarnation, addresses or ALL)])
 
 
-def order(table, addresses=ALL):
+def ranked_addresses(table, addresses=ALL):
     return [address for address, _ in table.rank(PEER, addresses)]
 
 
 def test_nominal_speed_ranks_until_throughput_is_measured(table):
-    assert order(table) == [CABLE, LAN, WIFI]
+    assert ranked_addresses(table) == [CABLE, LAN, WIFI]
 
     table.observe(PEER, CABLE, 100 * MIB, 2.0)
     table.observe(PEER, LAN, 110 * MIB, 1.0)
-    assert order(table) == [LAN, CABLE, WIFI]
+    assert ranked_addresses(table) == [LAN, CABLE, WIFI]
     assert dict(table.rank(PEER, ALL))[CABLE] == 50 * MIB
 
 
 def test_failed_link_ranks_last_until_it_answers(table, clock):
     table.failed(PEER, CABLE)
-    assert order(table) == [LAN, WIFI, CABLE]
+    assert ranked_addresses(table) == [LAN, WIFI, CABLE]
     assert dict(table.rank(PEER, ALL))[CABLE] == RESTING_BYTES_PER_S
 
     table.record_answer(PEER, CABLE, 0.0003, "bridge0", LinkKind.THUNDERBOLT)
-    assert order(table)[0] == CABLE
+    assert ranked_addresses(table)[0] == CABLE
 
 
 def test_failed_links_rank_by_speed_and_failures(table, clock):
@@ -186,4 +186,4 @@ def test_concurrent_updates_lose_no_link(table):
     for thread in threads:
         thread.join()
     assert {view.host for view in table.views()} == {a.host for a in ALL}
-    assert order(table)[0] == CABLE
+    assert ranked_addresses(table)[0] == CABLE

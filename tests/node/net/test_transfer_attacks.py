@@ -64,7 +64,7 @@ def assert_still_serves(shelf, server, port):
 
 
 @contextmanager
-def traced():
+def trace_memory():
     """Yield a list that receives the block's peak memory."""
     peaks = []
     tracemalloc.start()
@@ -93,7 +93,7 @@ HOSTILE_BYTES = {
 
 @pytest.mark.parametrize("name", HOSTILE_BYTES)
 def test_stranger_gets_a_refusal_and_bounded_memory(shelf, server, port, name):
-    with traced() as peaks, dialled(port) as (_, sock):
+    with trace_memory() as peaks, dialled(port) as (_, sock):
         with suppress(ConnectionError):
             sock.sendall(HOSTILE_BYTES[name])
             sock.shutdown(socket.SHUT_WR)
@@ -190,11 +190,11 @@ def authenticated_server(then):
     return act
 
 
-def framed(kind, body):
+def frame_of(kind, body):
     return struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, kind, len(body)) + body
 
 
-def sealed(raw):
+def send_authenticated(raw):
     """Send `raw` under a valid MAC."""
     return lambda channel, sock: sock.sendall(channel._seal_frame(raw))
 
@@ -211,7 +211,7 @@ def sliced(head, payload):
     return act
 
 
-def bare(raw):
+def send_unauthenticated(raw):
     """Send `raw` without any MAC, as a man in the middle would have to."""
     return lambda _, sock: sock.sendall(raw)
 
@@ -224,19 +224,25 @@ LIES = {
     "longest possible": sent_message(PayloadHead(0, 0, MIB, MIB)),
     "another block": sent_message(PayloadHead(1, 0, SIZE, SIZE)),
     "another offset": sent_message(PayloadHead(0, 1, SIZE - 1, SIZE - 1)),
-    "no message": sealed(framed(5, b"\xc1")),
-    "missing fields": sealed(framed(5, b"\x80")),
+    "no message": send_authenticated(frame_of(5, b"\xc1")),
+    "missing fields": send_authenticated(frame_of(5, b"\x80")),
     "zstd bomb": sliced(PayloadHead(0, 0, SIZE, len(BOMB), ZSTD), BOMB),
     "zstd junk": sliced(PayloadHead(0, 0, SIZE, 50, ZSTD), b"j" * 50),
     "wrong bytes": sliced(PayloadHead(0, 0, SIZE, SIZE), b"w" * SIZE),
-    "a novel": sealed(framed(6, b"\x82\xa4code\xa9bad\nthing\xa7message\xa2hi")),
+    "a novel": send_authenticated(frame_of(6, b"\x82\xa4code\xa9bad\nthing\xa7message\xa2hi")),
 }
 FORGERIES = {
-    "oversize frame": bare(struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 5, 1 << 31)),
+    "oversize frame": send_unauthenticated(
+        struct.pack(">2sBBI", b"mf", PROTOCOL_VERSION, 5, 1 << 31)
+    ),
     "a request": sent_message(FetchRequest(b"t", (FetchPart(b"h" * 32, b"c" * 16, 0, 1),))),
-    "no mac": bare(encode_frame(PayloadHead(0, 0, SIZE, SIZE)) + b"w" * SIZE + bytes(32)),
-    "a refusal without a mac": bare(encode_frame(Refusal("bad_ticket", "no")) + bytes(16)),
-    "endless zeros": bare(b"\x00" * (4 * MIB)),
+    "no mac": send_unauthenticated(
+        encode_frame(PayloadHead(0, 0, SIZE, SIZE)) + b"w" * SIZE + bytes(32)
+    ),
+    "a refusal without a mac": send_unauthenticated(
+        encode_frame(Refusal("bad_ticket", "no")) + bytes(16)
+    ),
+    "endless zeros": send_unauthenticated(b"\x00" * (4 * MIB)),
 }
 
 
@@ -250,7 +256,7 @@ def test_lying_server_is_detected_in_bounded_memory(shelf, server, lie):
 
     expected = pytest.raises(CorruptDataError if is_proven else RetryLaterError)
     with (
-        traced() as peaks,
+        trace_memory() as peaks,
         closing(connections),
         impostor(authenticated_server(act)) as address,
         expected,

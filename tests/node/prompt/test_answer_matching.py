@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from tests.node.prompt.test_restored_answers import asking, remember, restored
+from tests.node.prompt.test_restored_answers import remember, request_of, restore
 
 USER, TOOL, ASSISTANT = MessageRole.USER, MessageRole.TOOL, MessageRole.ASSISTANT
 QUESTION = [Message(USER, ("Do it.",))]
@@ -29,7 +29,7 @@ def tool_loop(paths):
     return messages, answers
 
 
-def bare(messages):
+def without_thoughts(messages):
     """Return messages as a client sends them, which drops thoughts."""
     return tuple(replace(message, reasoning=None) for message in messages)
 
@@ -39,19 +39,21 @@ def thoughts(messages):
 
 
 def restored_thoughts(messages, answers):
-    return thoughts(restored(asking(), answers, messages=bare(messages)).request.messages)
+    return thoughts(
+        restore(request_of(), answers, messages=without_thoughts(messages)).request.messages
+    )
 
 
 CLEARED = Message(TOOL, ("[cleared]",))
 
 
-def clear(messages, *numbers):
+def clear_messages(messages, *numbers):
     return [CLEARED if at in numbers else message for at, message in enumerate(messages)]
 
 
 def test_answers_are_restored_after_a_cleared_tool_result():
     messages, answers = tool_loop("abcdef")
-    assert restored_thoughts(clear(messages, 2, 4), answers) == thoughts(messages)
+    assert restored_thoughts(clear_messages(messages, 2, 4), answers) == thoughts(messages)
 
 
 def test_answers_are_restored_after_a_removed_call():
@@ -68,12 +70,12 @@ def test_answers_are_restored_after_a_changed_first_message():
 
 def test_complete_repeated_calls_are_matched_by_order():
     messages, answers = tool_loop("abababb")
-    assert restored_thoughts(clear(messages, 2, 4), answers) == thoughts(messages)
+    assert restored_thoughts(clear_messages(messages, 2, 4), answers) == thoughts(messages)
 
 
 def test_incomplete_repeated_calls_are_not_matched():
     messages, answers = tool_loop("aaacd")
-    messages = clear(messages, 0)
+    messages = clear_messages(messages, 0)
     del messages[3:5]
     assert restored_thoughts(messages, answers) == [None, None, "Thought 3.", "Thought 4."]
 
@@ -85,19 +87,19 @@ def test_repeated_calls_with_ids_are_matched_by_id():
         answer = replace(answer, uses=(replace(answer.uses[0], id=f"id-{number}"),))
         answers = remember(answers, messages, answer)
         messages += [answer, Message(TOOL, ("x",), result_of=f"id-{number}")]
-    messages = clear(messages, 0)
+    messages = clear_messages(messages, 0)
     del messages[3:5]
     assert restored_thoughts(messages, answers) == ["Thought 0.", "Thought 2.", "Thought 3."]
 
 
 def test_answers_after_an_edit_are_remembered_at_their_new_place():
     messages, answers = tool_loop("abcdef")
-    edited = clear(messages, 2)
-    result = restored(asking(), answers, messages=bare(edited))
+    edited = clear_messages(messages, 2)
+    result = restore(request_of(), answers, messages=without_thoughts(edited))
     answer = call("g", 6)
     known = {**answers, **result.answers}
     answers = remember(known, result.request.messages, answer)
-    again = restored(asking(), answers, messages=bare([*edited, answer, CLEARED]))
+    again = restore(request_of(), answers, messages=without_thoughts([*edited, answer, CLEARED]))
     assert thoughts(again.request.messages) == [*thoughts(messages), "Thought 6."]
     assert again.answers.keys() <= answers.keys()
 
@@ -111,9 +113,9 @@ def test_answers_with_other_neighbours_are_not_matched():
 
 def test_stripped_thought_is_not_restored_after_an_edit():
     messages, answers = tool_loop("abc")
-    edited = bare(clear(messages, 2))
+    edited = without_thoughts(clear_messages(messages, 2))
     edited = tuple(replace(each, is_stripped=each.role is ASSISTANT) for each in edited)
-    result = restored(asking(), answers, messages=edited)
+    result = restore(request_of(), answers, messages=edited)
     assert thoughts(result.request.messages) == [None, None, None]
 
 
@@ -141,14 +143,14 @@ def test_white_space_and_spelling_are_restored_after_an_edit(text):
         answers = remember(answers, messages, answer)
         messages += [answer, Message(TOOL, (f"{path} held",), result_of=f"own-{path}")]
     edited = []
-    for message in clear(messages, 0):
+    for message in clear_messages(messages, 0):
         if message.role is ASSISTANT:
             (use,) = message.uses
             use = replace(use, arguments={"path": use.arguments[-3]}, id=f"x-{use.id}")
             edited.append(replace(message, texts=(message.texts[0].strip(),), uses=(use,)))
         else:
             edited.append(message)
-    result = restored(asking(), answers, messages=bare(edited)).request.messages
+    result = restore(request_of(), answers, messages=without_thoughts(edited)).request.messages
     assert [each.texts for each in result if each.role is ASSISTANT] == [
         (f"\n\n{text}a",),
         (f"\n\n{text}b",),

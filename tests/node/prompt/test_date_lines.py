@@ -3,7 +3,7 @@
 import pytest
 
 from node.prompt.prompt_boundaries import move_date_lines
-from tests.node.prompt.test_restored_answers import asking, restored
+from tests.node.prompt.test_restored_answers import request_of, restore
 from tests.support.agent_traffic import Driver, Talk, corpus, words
 from tests.support.conversations import read_messages
 from tests.support.scripted_answers import scripted
@@ -54,9 +54,9 @@ def test_date_lines_move_only_on_request_and_are_noted():
         ({"move_dates": True}, {}, True),
         ({"move_dates": True}, {"move_dates": False}, False),
     ):
-        request = asking(**options)
+        request = request_of(**options)
         user = request.messages[-1]
-        result = restored(request, defaults=defaults, messages=(*read_messages([system]), user))
+        result = restore(request, defaults=defaults, messages=(*read_messages([system]), user))
         assert result.note == ("; moved dates" if is_moved else "")
         assert ("Monday" in result.request.messages[-1].texts[0]) is is_moved
         assert result.request.template_options == {}

@@ -81,7 +81,7 @@ def test_padding_rows_of_the_vocabulary_are_never_sampled(tmp_path):
 
 
 def test_prompt_token_missing_in_the_model_is_refused(tmp_path):
-    """A tokenizer may know more tokens than the model has rows for."""
+    """A tokenizer may have more tokens than the model has rows."""
     write_tokenizer(tmp_path)
     known = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     count = known.get_vocab_size() - 20

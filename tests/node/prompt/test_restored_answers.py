@@ -46,7 +46,7 @@ ANSWERS = remember({}, QUESTION, ANSWER)
 RESULT = Message(MessageRole.TOOL, ("z",), result_of="call_other")
 
 
-def asking(*messages, **options):
+def request_of(*messages, **options):
     return GenerateRequest(
         OperationId("operation-1"),
         TenantId("t"),
@@ -63,7 +63,7 @@ def returned_answer(**changes):
     return replace(ANSWER, **{"reasoning": None, "uses": (use,), **changes})
 
 
-def restored(request, answers=ANSWERS, defaults=NO_OPTIONS, messages=None):
+def restore(request, answers=ANSWERS, defaults=NO_OPTIONS, messages=None):
     request = replace(request, messages=messages or request.messages)
     found = locate_messages(request, defaults)
     at = {place: answers[place] for place in found.answer_places if place in answers}
@@ -84,7 +84,7 @@ def restored(request, answers=ANSWERS, defaults=NO_OPTIONS, messages=None):
     ids=["as it was", "trimmed", "adapt_messages otherwise", "its thought sent back"],
 )
 def test_omitted_parts_of_an_answer_are_restored(message, note):
-    result = restored(asking(message))
+    result = restore(request_of(message))
     (answer,) = result.request.messages[len(QUESTION) :]
 
     assert (answer.reasoning, answer.texts, answer.uses[0].id) == ("Hm.", ("\n\nSo.",), "call_own")
@@ -94,7 +94,7 @@ def test_omitted_parts_of_an_answer_are_restored(message, note):
 
 def test_text_templates_get_arguments_as_the_model_wrote_them():
     """Other templates print the object in their own way, with keys in the model's order."""
-    (answer,) = restored(asking(returned_answer())).request.messages[len(QUESTION) :]
+    (answer,) = restore(request_of(returned_answer())).request.messages[len(QUESTION) :]
     for is_text, arguments in ((True, WRITTEN), (False, {"what": "y", "path": "x"})):
         (message,) = adapt_messages([template_form(answer)], TemplateTraits(text_arguments=is_text))
         assert message["tool_calls"][0]["function"]["arguments"] == arguments
@@ -102,8 +102,8 @@ def test_text_templates_get_arguments_as_the_model_wrote_them():
 
 def test_tool_results_follow_restored_call_ids():
     other = ToolUse("read", json.loads(WRITTEN), "call_other")
-    result = restored(
-        asking(returned_answer(uses=(other,)), RESULT, replace(RESULT, result_of="call_else"))
+    result = restore(
+        request_of(returned_answer(uses=(other,)), RESULT, replace(RESULT, result_of="call_else"))
     )
     assert [message.result_of for message in result.request.messages[-2:]] == [
         "call_own",
@@ -115,7 +115,7 @@ def test_tool_results_follow_restored_call_ids():
 def test_ambiguous_call_ids_are_unchanged(ids):
     answer = replace(ANSWER, uses=(CALL, replace(CALL, id="call_second")))
     uses = tuple(ToolUse("read", json.loads(WRITTEN), own) for own in ids)
-    result = restored(asking(returned_answer(uses=uses), RESULT), remember({}, QUESTION, answer))
+    result = restore(request_of(returned_answer(uses=uses), RESULT), remember({}, QUESTION, answer))
     assert tuple(use.id for use in result.request.messages[-2].uses) == ids
 
 
@@ -132,29 +132,29 @@ def test_ambiguous_call_ids_are_unchanged(ids):
     ids=["other text", "no call", "another place"],
 )
 def test_unmatched_answers_are_unchanged(messages):
-    request = asking(*messages)
-    assert restored(request).request == request
-    assert restored(request).note == ""
+    request = request_of(*messages)
+    assert restore(request).request == request
+    assert restore(request).note == ""
 
 
 def test_thought_of_the_client_is_kept():
-    result = restored(asking(returned_answer(reasoning="My own.")))
+    result = restore(request_of(returned_answer(reasoning="My own.")))
     assert result.request.messages[-1].reasoning == "My own."
 
 
 def test_thought_stripped_by_a_policy_is_not_restored():
-    result = restored(asking(returned_answer(is_stripped=True, texts=("So.",))))
+    result = restore(request_of(returned_answer(is_stripped=True, texts=("So.",))))
     assert result.request.messages[-1].reasoning is None
-    assert result.note == "; restored spelling: 1", "everything else is restored"
+    assert result.note == "; restored spelling: 1", "all other parts are restored"
 
 
 def test_restore_option_is_honored_and_hidden_from_templates():
-    refused = restored(
-        asking(returned_answer(), **{RESTORE_OPTION: False, "enable_thinking": True})
+    refused = restore(
+        request_of(returned_answer(), **{RESTORE_OPTION: False, "enable_thinking": True})
     )
-    assert refused.request == asking(returned_answer(), enable_thinking=True)
-    assert restored(asking(returned_answer(), **{RESTORE_OPTION: True})).note
-    assert not restored(asking(returned_answer()), defaults={RESTORE_OPTION: False}).note
+    assert refused.request == request_of(returned_answer(), enable_thinking=True)
+    assert restore(request_of(returned_answer(), **{RESTORE_OPTION: True})).note
+    assert not restore(request_of(returned_answer()), defaults={RESTORE_OPTION: False}).note
 
 
 def test_remembered_answers_are_bounded_and_newest():
@@ -165,7 +165,7 @@ def test_remembered_answers_are_bounded_and_newest():
         messages += [replace(answer, reasoning=None), Message(MessageRole.USER, ("On.",))]
     assert sum(known.size_bytes for known in answers.values()) <= ANSWERS_BYTES_MAX
     assert [known.reasoning[:5] for known in answers.values()][-1] == "00039"
-    result = restored(asking(*messages[2:]), answers)
+    result = restore(request_of(*messages[2:]), answers)
     size_bytes = max(known.size_bytes for known in answers.values())
     assert result.note == f"; restored reasoning: {ANSWERS_BYTES_MAX // size_bytes}"
 
@@ -305,7 +305,7 @@ def test_deeply_nested_arguments_are_accepted(depth):
     """A client's JSON text may be nested to any depth."""
     deep = "[" * depth + "]" * depth
     use = replace(CALL, arguments=deep)
-    found = locate_messages(asking(returned_answer(uses=(use,)), RESULT))
+    found = locate_messages(request_of(returned_answer(uses=(use,)), RESULT))
     known = remember({}, found.request.messages, replace(ANSWER, uses=(use,)))
-    result = restored(found.request, known)
+    result = restore(found.request, known)
     assert result.request.messages[len(QUESTION)].uses[0].arguments == deep

@@ -298,7 +298,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.retain(wanted)
 
     @invariant()
-    def agrees(self):
+    def agrees_with_model(self):
         assert self.store.check_integrity() == []
         for i, block in enumerate(self.blocks):
             assert self.store.has(block.ref) == (i in self.stored)

@@ -198,12 +198,12 @@ def test_folders_of_other_models_are_encrypted(model, tmp_path, monkeypatch):
     other = PosixDisk(root / ("b" * 16), "none")
     other.claim()
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:
-        wait_until(lambda: text not in everything(root / ("a" * 16)))
+        wait_until(lambda: text not in read_all_files(root / ("a" * 16)))
         assert "not encrypted yet" in sealed.node.view().degraded
-        assert text in everything(root / ("b" * 16))
+        assert text in read_all_files(root / ("b" * 16))
         other.close()
         wait_until(lambda: sealed.node.health.degraded is None)
-        assert text not in everything(root)
+        assert text not in read_all_files(root)
     disk = open_disk(root / ("a" * 16), "none", KEY, encrypts=True)
     names = ("model.spec", "blocks/b", "manifests/m.mf", "quarantine/q.why")
     assert [disk.read(name, 1 << 20) for name in names] == [text * 1_000] * 4
@@ -218,10 +218,10 @@ def test_interrupted_encryption_continues_after_restart(model, tmp_path, monkeyp
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:
         wait_until(lambda: MAGIC in (root / ("a" * 16) / "model.spec").read_bytes())
         assert sealed.node.health.degraded
-    assert text in everything(root)
+    assert text in read_all_files(root)
     monkeypatch.undo()
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:
-        wait_until(lambda: text not in everything(root))
+        wait_until(lambda: text not in read_all_files(root))
 
 
 def wait_until(holds):
@@ -240,7 +240,7 @@ def test_disk_is_plain_without_the_setting(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def everything(folder) -> bytes:
+def read_all_files(folder) -> bytes:
     found = []
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError, IsADirectoryError):  # replaced meanwhile
@@ -255,9 +255,9 @@ def test_node_with_encryption_keeps_answers_and_hides_texts(tmp_path, capsys):
     folder = tmp_path / "nodes" / "node-a"
     with running(tmp_path / "nodes", model) as plain:
         first = ask(plain, messages, agent="a", max_tokens=4)
-        assert CANARY.encode() in everything(folder)
+        assert CANARY.encode() in read_all_files(folder)
     with running(tmp_path / "nodes", model, encrypt_at_rest=True) as sealed:
-        assert CANARY.encode() not in everything(folder)
+        assert CANARY.encode() not in read_all_files(folder)
         warm = ask(sealed, messages, agent="a", max_tokens=4)
         call(sealed, Flush(drop_hot=True), Done)
         again = ask(sealed, messages, agent="a", max_tokens=4)
@@ -271,7 +271,7 @@ def test_node_with_encryption_keeps_answers_and_hides_texts(tmp_path, capsys):
     caches = [reply.admitted.cache for reply in (warm, again, moved)]
     assert caches == [CacheTier.DISK, CacheTier.DISK, CacheTier.PEER]
     assert copied.blocks_sent > 0
-    assert CANARY.encode() not in everything(folder)
+    assert CANARY.encode() not in read_all_files(folder)
     assert [p.name for p in folder.rglob(MARKER)] == [MARKER]
     key_file = tmp_path / CLUSTER_KEY
     key_file.write_text(KEY.hex())

@@ -143,7 +143,7 @@ def test_missing_files_are_reported_or_ignored(disk):
     assert disk.list_names("quarantine") == []
 
 
-def test_remove_all_counts_what_existed(disk):
+def test_remove_all_counts_existing_files(disk):
     for name in ("a", "blocks/b", "blocks/c"):
         disk.publish(name, [b"x"])
     assert disk.remove_all(["a", "blocks/b", "blocks/none", "none/b"]) == 2

@@ -66,7 +66,7 @@ def rig(store):
 
 
 def step_after(rig, scrubber, seconds: float) -> float:
-    """Let time pass and take a step; return how long it wants to wait."""
+    """Advance the clock and take a step; return its wait until the next one."""
     rig.clock.now_s += seconds
     return asyncio.run(scrubber.step())
 

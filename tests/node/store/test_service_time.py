@@ -13,7 +13,7 @@ from tests.support.blocks import make_manifest
 RECORD = make_manifest([])
 
 
-def with_notes(notes):
+def record_with_notes(notes):
     return replace(RECORD, provenance=Provenance.from_wire(notes))
 
 
@@ -48,7 +48,7 @@ def test_invalid_stamps_mean_no_idle_time(tmp_path, stamp):
     disk.publish(FILE, [pack(Served(1e6))])
     disk.close()
     time = ServiceTime("node-a", Clock(0.0), tmp_path)
-    assert time.idle_s(with_notes({"served": stamp})) == 0.0
+    assert time.idle_s(record_with_notes({"served": stamp})) == 0.0
 
 
 def test_damaged_count_restarts_at_zero(tmp_path):
@@ -56,4 +56,4 @@ def test_damaged_count_restarts_at_zero(tmp_path):
     (tmp_path / FILE).write_bytes(b"\xff" * 100)
     time = ServiceTime("node-a", Clock(0.0), tmp_path)
     assert time.now_s == 0.0
-    assert time.idle_s(with_notes({"served": "node-a:500"})) == 0.0
+    assert time.idle_s(record_with_notes({"served": "node-a:500"})) == 0.0

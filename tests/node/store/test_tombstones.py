@@ -39,7 +39,7 @@ def model(tmp_path_factory):
 
 
 def test_erased_agent_is_removed_from_a_restored_folder(tmp_path, model):
-    """A restored backup, another model's folder, a disk that lost its last writes: all the same."""
+    """A tombstone applies to restored backups, other models' folders and lost last writes alike."""
     with running(tmp_path, model) as service:
         ask(service, PROMPT, agent="alice")
         ask(service, PROMPT + "and more of it", agent="bob")

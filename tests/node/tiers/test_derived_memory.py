@@ -20,7 +20,7 @@ from tests.node.turn.test_borrowed_spans import (
     SECOND,
     agent_of,
     ask,
-    grown,
+    continued,
     on_loop,
     words,
 )
@@ -39,11 +39,11 @@ def model(tmp_path_factory):
 
 
 def lend(service, borrower="b"):
-    """Let one agent read documents and another borrow them; return the borrower's next turn."""
+    """Have one agent read documents and another borrow them; return the borrower's next turn."""
     ask(service, FIRST, agent="a")
     reply = ask(service, SECOND, agent=borrower, edits=ANYWHERE)
     assert reply.admitted.match == "spans"
-    return grown(SECOND, reply.text, MORE)
+    return continued(SECOND, reply.text, MORE)
 
 
 def check_forgotten(service, next_turn, agent="b", epoch=0):
@@ -155,7 +155,7 @@ def test_erasure_drops_edited_memory_of_copies(tmp_path, model):
         assert agent_of(service, "forked").lenders == (parent,)
         assert erase(service, "p").derived_agents == 1
         assert "refused" not in resume(service, raw, "back", epoch=3)
-        next_turn = grown(FIRST, edited.text, MORE)
+        next_turn = continued(FIRST, edited.text, MORE)
         check_forgotten(service, next_turn, agent="forked")
         check_forgotten(service, next_turn, agent="back", epoch=3)
 

@@ -5,7 +5,7 @@ import pytest
 from fabric.control.node_calls import AgentView, Done, Flush, PrefetchAgent
 from fabric.edit_mode import EditMode
 from fabric.ids import AgentId
-from tests.node.turn.test_edited_turns import agent_of, grown, start
+from tests.node.turn.test_edited_turns import agent_of, continued, start
 from tests.support.agent_traffic import words
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import ONE_LAYER, write_model
@@ -22,7 +22,7 @@ def test_prefetched_agent_has_all_of_its_edited_memory(tmp_path, model):
     with running(tmp_path, model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE).text
-        following = grown(edited, answer, words(41, 12))
+        following = continued(edited, answer, words(41, 12))
         shifts = agent_of(service).cache.shifts
         call(service, Flush(drop_hot=True), Done)
         assert agent_of(service).cache is None

@@ -35,7 +35,7 @@ def turn(service, messages, agent):
     return [(e.token, e.logprob) for e in entries], reply
 
 
-def onward(reply):
+def continued(reply):
     answer = {"role": "assistant", "content": reply.text}
     return [*HELLO, answer, {"role": "user", "content": "größer"}]
 
@@ -75,12 +75,12 @@ def test_prefetched_agent_is_hot_and_answers_bit_for_bit(name, tmp_path):
 def check_bits(service):
     _, first = turn(service, HELLO, "stays")
     turn(service, HELLO, "fetched")
-    want, stayed = turn(service, onward(first), "stays")
+    want, stayed = turn(service, continued(first), "stays")
     drop_hot_caches(service)
     view = prefetch(service, "fetched")
     assert view.tiers == ("hot", "disk")
     assert view.bytes.hot > 0
-    got, fetched = turn(service, onward(first), "fetched")
+    got, fetched = turn(service, continued(first), "fetched")
     assert got == want
     assert fetched.admitted.cache is CacheTier.HOT
     assert fetched.admitted.cached_tokens == stayed.admitted.cached_tokens
@@ -142,7 +142,7 @@ def test_turn_joins_a_running_prefetch(service, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         fetching = pool.submit(prefetch, service, "carol")
         assert gate.begun.wait(60)
-        asking = pool.submit(turn, service, onward(first), "carol")
+        asking = pool.submit(turn, service, continued(first), "carol")
         listed = call(service, ListAgents(), AgentList).agents
         assert "hot" not in {i.view.agent: i.view for i in listed}["carol"].tiers
         gate.go_on.set()
@@ -164,7 +164,7 @@ def test_cancelled_prefetch_leaves_the_agent_on_disk(service, monkeypatch):
         assert cancelling.result(60).tiers == ("disk",)
         assert fetching.result(60) == (409, "cancelled")
     assert service.node.resources.engine.budget.reserved_bytes == 0
-    assert turn(service, onward(first), "dora")[1].admitted.cache is CacheTier.DISK
+    assert turn(service, continued(first), "dora")[1].admitted.cache is CacheTier.DISK
 
 
 def test_prefetches_are_bounded_in_number_and_memory(model, tmp_path, monkeypatch):

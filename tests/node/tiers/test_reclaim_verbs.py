@@ -80,7 +80,7 @@ def test_pins_survive_restart_and_count_within_their_share_only(model, agent_byt
         assert (view.pinned, view.pin_held) == (False, False)
 
 
-def jump(monkeypatch, seconds):
+def advance_wall_clock(monkeypatch, seconds):
     wall_s = time.time() + seconds  # noqa: TID251 - what the calendar says is the point
     monkeypatch.setattr(SystemClock, "wall_s", lambda _: wall_s)
 
@@ -91,11 +91,11 @@ def test_wrong_wall_clock_at_boot_expires_no_agent(model, tmp_path, monkeypatch)
     (other / "m").write_bytes(b"m")
     with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
         talk(service, 0)
-    jump(monkeypatch, 400 * DAY_S)
+    advance_wall_clock(monkeypatch, 400 * DAY_S)
     with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
         assert stored(service) == {"a-0"}
         talk(service, 1)
-    jump(monkeypatch, 0)
+    advance_wall_clock(monkeypatch, 0)
     with running(tmp_path, model, disk_ttl_s=DAY_S) as service:
         assert stored(service) == {"a-0", "a-1"}
     assert other.exists()
@@ -144,7 +144,7 @@ def test_folders_of_other_models_expire_and_are_evicted_first(model, agent_bytes
         (path_ / "blocks").mkdir()
         (path_ / "blocks" / "b").write_bytes(bytes(size))
         (path_ / "manifests" / "m").write_bytes(b"m")
-        os.utime(path_ / "manifests" / "m", (0, 0))  # whatever the calendar says
+        os.utime(path_ / "manifests" / "m", (0, 0))  # independent of the wall clock
         return path_
 
     expired = folder("0" * 16, 2 * DAY_S)

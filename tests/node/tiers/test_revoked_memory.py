@@ -16,7 +16,7 @@ from tests.node.turn.test_borrowed_spans import (
     SECOND,
     agent_of,
     ask,
-    grown,
+    continued,
     question,
     words,
 )
@@ -96,7 +96,7 @@ def test_lender_lends_again_only_after_applying_its_directive(tmp_path, model):
         borrowed = {each.agent for each in agent_of(service, "c").lenders}
         digests = service.node.resources.erased
         assert digests.digest(TENANT, LENDER) not in borrowed
-        again = grown(FIRST, "", words(54, 7))
+        again = continued(FIRST, "", words(54, 7))
         ask(service, again, agent="a")
         assert agent_of(service, "a").saved.directives[0].is_applied
         fresh = words(200, 70)

@@ -13,7 +13,7 @@ from fabric.record.layout_patches import Patch
 from node.store.block_files import file_name
 from node.tiers.restore import load_layout
 from node.turn import borrowed_spans
-from tests.node.turn.test_edited_turns import agent_of, grown
+from tests.node.turn.test_edited_turns import agent_of, continued
 from tests.support import services
 from tests.support.agent_traffic import words
 from tests.support.architectures import ARCHITECTURES
@@ -86,7 +86,7 @@ def test_reordered_documents_are_borrowed(tmp_path, model):
         lengths = [note.moved_tokens for note in notes]
 
     with running(tmp_path, model) as service:
-        again = grown(SECOND, second.text, words(52, 9))
+        again = continued(SECOND, second.text, words(52, 9))
         later = ask(service, again, agent="b", edits=ANYWHERE)
         assert later.admitted.cache == "disk"
         assert computed_tokens(later) < 120
@@ -166,8 +166,8 @@ def test_borrowed_spans_require_opt_in_and_same_tenant(tmp_path, model):
             "diverge",
             "none",
         }  # an exact prefix is longer
-        exact = ask(service, grown(SECOND, stranger.text, words(52, 9)), agent="e")
-        cold = ask(service, grown(SECOND, stranger.text, words(52, 9)), agent="e", tenant=OTHER)
+        exact = ask(service, continued(SECOND, stranger.text, words(52, 9)), agent="e")
+        cold = ask(service, continued(SECOND, stranger.text, words(52, 9)), agent="e", tenant=OTHER)
         assert exact.text == cold.text
 
 
@@ -219,7 +219,7 @@ def test_borrowed_spans_survive_their_source_and_a_migration(tmp_path, model):
 
         evict(source, "a")
         assert not source.node.resources.store.missing(borrower)
-        following = grown(SECOND, answer, words(52, 9))
+        following = continued(SECOND, answer, words(52, 9))
         migrate(source, target, "b", 1)
         there = ask(target, following, agent="b", epoch=2, edits=ANYWHERE)
         assert there.admitted.amortized_tokens
@@ -236,13 +236,13 @@ def test_existing_agent_borrows_missing_spans(tmp_path, model):
         ask(service, FIRST, agent="a")
         beginning = question((), words(60, 90))
         answer = ask(service, beginning, agent="b").text
-        longer = [*grown(beginning, answer, DOCUMENTS[1]), *question((0,), words(61, 9))[1:]]
+        longer = [*continued(beginning, answer, DOCUMENTS[1]), *question((0,), words(61, 9))[1:]]
         reply = ask(service, longer, agent="b", edits=ANYWHERE)
         assert reply.admitted.match == "spans"
         assert agent_of(service, "b").exact_tokens > 100
         assert computed_tokens(reply) < reply.admitted.prompt_tokens // 3
         edited = [longer[0], {**longer[1], "content": "gone"}, *longer[2:]]
-        more = [*grown(edited, reply.text, DOCUMENTS[2]), *question((), words(62, 9))[1:]]
+        more = [*continued(edited, reply.text, DOCUMENTS[2]), *question((), words(62, 9))[1:]]
         edited_reply = ask(service, more, agent="b", edits=ANYWHERE)
         assert edited_reply.admitted.match == "spans"
         assert computed_tokens(edited_reply) < edited_reply.admitted.prompt_tokens // 3

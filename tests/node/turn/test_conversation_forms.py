@@ -29,7 +29,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
+def small_model(tmp_path_factory):
     return str(write_model(tmp_path_factory.mktemp("models") / "small", SMALL))
 
 
@@ -82,7 +82,7 @@ def test_rewritten_history_stays_one_agent_with_full_reuse(model, tmp_path, drop
         script.end = None
 
 
-def test_only_a_continuation_is_the_same_conversation(small, tmp_path):
+def test_only_a_continuation_is_the_same_conversation(small_model, tmp_path):
     """Another question after the same prompt, or the same one repeated, is another conversation."""
 
     def chat(minute, *texts, **options):
@@ -96,7 +96,7 @@ def test_only_a_continuation_is_the_same_conversation(small, tmp_path):
 
     answers = {}
     other = {"tenant": TenantId("other")}
-    with running(tmp_path, small) as service:
+    with running(tmp_path, small_model) as service:
         first = chat(1, "Where is it?")
         assert chat(2, "Where is it?", "And now?") == first
         assert chat(3, "Who is it?") != first
@@ -112,21 +112,21 @@ def test_only_a_continuation_is_the_same_conversation(small, tmp_path):
         assert chat(11, "Where is it?", "And now?", "Thanks.", "Bye.", "Oh.") not in {named, twin}
 
 
-def test_private_or_busy_agent_is_not_rewritten(small, tmp_path):
-    with running(tmp_path, small) as service:
+def test_private_or_busy_agent_is_not_rewritten(small_model, tmp_path):
+    with running(tmp_path, small_model) as service:
         agent, history = start(service)
-        on_loop(service, hold(agent))
+        on_loop(service, hold_turn_lock(agent))
         assert take_turn(service, 2, history).admitted.agent != agent.key[1]
         on_loop(service, release(agent))
         assert take_turn(service, 3, history).admitted.agent == agent.key[1]
-    with running(tmp_path / "b", small) as service:
+    with running(tmp_path / "b", small_model) as service:
         agent, history = start(service)
         private = ChangeSettings(*agent.key, None, is_private=True)
         call(service, private, AgentView)
         assert take_turn(service, 2, history).admitted.agent != agent.key[1]
 
 
-async def hold(agent):
+async def hold_turn_lock(agent):
     await agent.turn_lock.acquire()
 
 
@@ -160,8 +160,8 @@ def rewrite_twice(service):
     return agent, history, old
 
 
-def test_reverted_history_is_warm_from_its_branch(small, tmp_path):
-    with running(tmp_path, small) as service:
+def test_reverted_history_is_warm_from_its_branch(small_model, tmp_path):
+    with running(tmp_path, small_model) as service:
         agent, history, old = rewrite_twice(service)
         before = {ref for branch in agent.saved.branches for ref in branch.refs}
         again = take_turn(service, 2, history)  # the client reverts its last rewrite
@@ -181,11 +181,11 @@ def test_reverted_history_is_warm_from_its_branch(small, tmp_path):
         assert back.admitted.cached_tokens > back.admitted.prompt_tokens // 2
 
 
-def test_branches_survive_a_restart(small, tmp_path):
-    with running(tmp_path, small) as service:
+def test_branches_survive_a_restart(small_model, tmp_path):
+    with running(tmp_path, small_model) as service:
         agent, history, _ = rewrite_twice(service)
         branches, form = agent.saved.branches, agent.saved.form
-    with running(tmp_path, small) as service:
+    with running(tmp_path, small_model) as service:
         (agent,) = agents_of(service)
         assert (agent.saved.branches, agent.saved.form) == (branches, form)
         assert service.node.resources.store.blocks.check_integrity() == []
@@ -196,13 +196,13 @@ def test_branches_survive_a_restart(small, tmp_path):
 
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["of another", "of its own"])
-def test_branches_are_evicted_before_agents(small, tmp_path, is_own):
-    with running(tmp_path, small) as service:
+def test_branches_are_evicted_before_agents(small_model, tmp_path, is_own):
+    with running(tmp_path, small_model) as service:
         agent, history, _ = rewrite_twice(service)
         ask(service, words(50, 300), agent="other")
         size_bytes = service.node.resources.store.blocks.total_bytes
         size_bytes += sum(record_bytes(each.saved) for each in agents_of(service))
-    with running(tmp_path, small, disk_bytes=size_bytes + 1) as service:
+    with running(tmp_path, small_model, disk_bytes=size_bytes + 1) as service:
         seen = service.node.resources.table.use._seen
         used_s, steady_s = seen[TENANT, "other"]
         seen[TENANT, "other"] = (used_s, steady_s - 10_000)  # the least valuable agent
@@ -220,9 +220,9 @@ def test_branches_are_evicted_before_agents(small, tmp_path, is_own):
         check(service, size_bytes + 1)
 
 
-def test_erasure_removes_branches(small, tmp_path, capsys):
+def test_erasure_removes_branches(small_model, tmp_path, capsys):
     data = tmp_path / "data"
-    with running(data / "nodes", small) as service:
+    with running(data / "nodes", small_model) as service:
         agent, *_ = rewrite_twice(service)
         refs = {*agent.saved.kept_refs}
         assert len(refs) > len({*agent.saved.refs})
@@ -237,28 +237,28 @@ def test_erasure_removes_branches(small, tmp_path, capsys):
     assert (folder["records"], folder["blocks"]) == (0, 0)
 
 
-def test_offline_check_accepts_branches_with_missing_blocks(small, tmp_path, capsys):
+def test_offline_check_accepts_branches_with_missing_blocks(small_model, tmp_path, capsys):
     def run_check(*argv):
         capsys.readouterr()
         status = fsck.main([f"--data={tmp_path}", "--json", *argv])
         (folder,) = json.loads(capsys.readouterr().out)["folders"]
         return status, [f["kind"] for f in folder["findings"] if f["severity"] != "note"]
 
-    with running(tmp_path / "nodes", small) as service:
+    with running(tmp_path / "nodes", small_model) as service:
         agent, *_ = rewrite_twice(service)
         root, key = service._disk.root, agent.key
         whole, lost = agent.saved, agent.saved.branches[0].refs[0]
     assert run_check() == (0, [])
     (root / "blocks" / f"{lost.name}.full").unlink()
     assert run_check("--repair") == (0, [])
-    with running(tmp_path / "nodes", small) as service:
+    with running(tmp_path / "nodes", small_model) as service:
         kept = service.node.resources.table.get(key).saved
         assert kept == whole
         assert service.node.resources.store.blocks.missing(kept.kept_refs) == [lost]
 
 
-def test_lost_block_of_a_branch_is_harmless(small, tmp_path):
-    with running(tmp_path, small) as service:
+def test_lost_block_of_a_branch_is_harmless(small_model, tmp_path):
+    with running(tmp_path, small_model) as service:
         agent, history, _ = rewrite_twice(service)
         lost = {*agent.saved.branches[-1].refs}
         for ref in lost:
@@ -269,8 +269,8 @@ def test_lost_block_of_a_branch_is_harmless(small, tmp_path):
         assert not lost & {*agent.saved.kept_refs}
 
 
-def test_branches_are_reused_beside_a_private_agent(small, tmp_path):
-    with running(tmp_path, small) as service:
+def test_branches_are_reused_beside_a_private_agent(small_model, tmp_path):
+    with running(tmp_path, small_model) as service:
         agent, history, _ = rewrite_twice(service)
         ask(service, words(70, 100), agent="secret")
         call(service, ChangeSettings(TENANT, AgentId("secret"), None, is_private=True), AgentView)

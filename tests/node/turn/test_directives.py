@@ -38,7 +38,7 @@ def history(*texts):
     return [{"role": "system", "content": words(1, 40)}, *messages]
 
 
-def grown(messages, answer, question):
+def continued(messages, answer, question):
     return [
         *messages,
         {"role": "assistant", "content": answer},
@@ -46,7 +46,7 @@ def grown(messages, answer, question):
     ]
 
 
-def cleared(mode, text="[cleared]", operation="operation-1", of=LONG[1]):
+def clearing(mode, text="[cleared]", operation="operation-1", of=LONG[1]):
     digest = message_digest(Message(MessageRole.ASSISTANT, (of,)))
     return Directive(OperationId(operation), mode, text, None, digest, 1.0)
 
@@ -62,9 +62,9 @@ def text_of(service):
 def test_amortized_message_is_replaced_and_later_rows_are_kept(tmp_path, model):
     with running(tmp_path, model) as service:
         first = ask(service, history(*LONG), agent="a")
-        view = direct(service, cleared(EditMode.AMORTIZE))
+        view = direct(service, clearing(EditMode.AMORTIZE))
         assert [d.is_applied for d in view.directives] == [False]
-        messages = grown(history(*LONG), first.text, words(40, 12))
+        messages = continued(history(*LONG), first.text, words(40, 12))
         reply = ask(service, messages, agent="a")
         assert reply.admitted.match == "edit"
         assert reply.admitted.cached_tokens > reply.admitted.prompt_tokens - 120
@@ -72,7 +72,7 @@ def test_amortized_message_is_replaced_and_later_rows_are_kept(tmp_path, model):
         assert "[cleared]" in text_of(service)
         agent = service.node.resources.table.get((TENANT, NAME))
         assert [d.is_applied for d in agent.view().directives] == [True]
-        following = ask(service, grown(messages, reply.text, words(41, 9)), agent="a")
+        following = ask(service, continued(messages, reply.text, words(41, 9)), agent="a")
         assert following.admitted.cached_tokens > following.admitted.prompt_tokens - 120
         assert following.admitted.amortized_tokens > 0
 
@@ -81,8 +81,8 @@ def test_forgotten_message_leaves_no_trace(tmp_path, model):
     """The memory equals that of an agent without the message, even if `amortize` is requested."""
     with running(tmp_path, model) as service:
         first = ask(service, history(*LONG), agent="a")
-        direct(service, cleared(EditMode.FORGET))
-        messages = grown(history(*LONG), first.text, words(40, 12))
+        direct(service, clearing(EditMode.FORGET))
+        messages = continued(history(*LONG), first.text, words(40, 12))
         reply = ask(service, messages, agent="a", edits=EditMode.AMORTIZE)
         assert reply.admitted.amortized_tokens == 0
     edited = [{**m, "content": "[cleared]"} if m["content"] == LONG[1] else m for m in messages]
@@ -93,8 +93,8 @@ def test_forgotten_message_leaves_no_trace(tmp_path, model):
 def test_exact_turn_overrides_an_amortized_directive(tmp_path, model):
     with running(tmp_path, model) as service:
         first = ask(service, history(*LONG), agent="a")
-        direct(service, cleared(EditMode.AMORTIZE))
-        messages = grown(history(*LONG), first.text, words(40, 12))
+        direct(service, clearing(EditMode.AMORTIZE))
+        messages = continued(history(*LONG), first.text, words(40, 12))
         reply = ask(service, messages, agent="a", edits=EditMode.FORGET)
         assert reply.admitted.amortized_tokens == 0
         assert "[cleared]" in text_of(service)
@@ -103,7 +103,7 @@ def test_exact_turn_overrides_an_amortized_directive(tmp_path, model):
 def test_directive_can_omit_a_message(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
-        direct(service, cleared(EditMode.AMORTIZE, None))
+        direct(service, clearing(EditMode.AMORTIZE, None))
         ask(service, [*history(*LONG), {"role": "assistant", "content": "ok"}], agent="a")
         assert LONG[1] not in text_of(service)
         assert all(text in text_of(service) for text in (LONG[0], *LONG[2:]))
@@ -142,7 +142,7 @@ def test_newer_of_two_directives_for_a_message_applies(is_by_call_last):
 def test_directives_survive_restart_and_migration(tmp_path, model):
     with running(tmp_path / "a", model, name="node-a") as source:
         ask(source, history(*LONG), agent="a")
-        direct(source, cleared(EditMode.AMORTIZE))
+        direct(source, clearing(EditMode.AMORTIZE))
     with (
         running(tmp_path / "a", model, name="node-a") as source,
         running(tmp_path / "b", model, name="node-b") as target,
@@ -157,7 +157,7 @@ def test_directives_survive_restart_and_migration(tmp_path, model):
 def test_operation_is_applied_once_and_undone_as_a_whole(tmp_path, model):
     with running(tmp_path, model) as service:
         first = ask(service, history(*LONG), agent="a")
-        both = cleared(EditMode.AMORTIZE), cleared(EditMode.AMORTIZE, "other", of=LONG[3])
+        both = clearing(EditMode.AMORTIZE), clearing(EditMode.AMORTIZE, "other", of=LONG[3])
         assert len(direct(service, *both).directives) == 2
         revision = service.node.resources.table.get((TENANT, NAME)).manifest.revision
         assert len(direct(service, *both).directives) == 2
@@ -165,7 +165,7 @@ def test_operation_is_applied_once_and_undone_as_a_whole(tmp_path, model):
         ask(service, history(*LONG), agent="a")
         assert LONG[3] not in text_of(service)
         assert not direct(service, removed=(OperationId("operation-1"),)).directives
-        messages = grown(history(*LONG), first.text, words(40, 12))
+        messages = continued(history(*LONG), first.text, words(40, 12))
         ask(service, messages, agent="a")
         assert LONG[1] in text_of(service)
         assert LONG[3] in text_of(service)
@@ -174,30 +174,32 @@ def test_operation_is_applied_once_and_undone_as_a_whole(tmp_path, model):
 def test_repeated_directive_stays_undone_after_its_removal(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
-        directive = cleared(EditMode.FORGET)
+        directive = clearing(EditMode.FORGET)
         assert direct(service, directive).directives
         assert not direct(service, removed=(directive.operation,)).directives
         revision = service.node.resources.table.get((TENANT, NAME)).manifest.revision
         assert not direct(service, directive).directives
         assert service.node.resources.table.get((TENANT, NAME)).manifest.revision == revision
-        assert direct(service, cleared(EditMode.FORGET, operation="operation-2")).directives
+        assert direct(service, clearing(EditMode.FORGET, operation="operation-2")).directives
 
 
 def test_too_many_or_invalid_directives_are_refused(tmp_path, model):
     with running(tmp_path, model) as service:
         ask(service, history(*LONG), agent="a")
-        many = [cleared(EditMode.FORGET, operation=f"operation-{i}") for i in range(DIRECTIVES_MAX)]
+        many = [
+            clearing(EditMode.FORGET, operation=f"operation-{i}") for i in range(DIRECTIVES_MAX)
+        ]
         direct(service, *many)
         for hostile in (
-            replace(cleared(EditMode.AMORTIZE), message_digest=None),
-            replace(cleared(EditMode.AMORTIZE), made_s=-1.0),
-            cleared(EditMode.AMORTIZE, text="x" * (DIRECTIVE_BYTES_MAX + 1)),
+            replace(clearing(EditMode.AMORTIZE), message_digest=None),
+            replace(clearing(EditMode.AMORTIZE), made_s=-1.0),
+            clearing(EditMode.AMORTIZE, text="x" * (DIRECTIVE_BYTES_MAX + 1)),
         ):
             with pytest.raises(FabricError, match="a directive") as refused:
                 direct(service, hostile)
             assert refused.value.status == 400
         with pytest.raises(FabricError, match="undo some"):
-            direct(service, cleared(EditMode.FORGET, operation="operation-more"))
+            direct(service, clearing(EditMode.FORGET, operation="operation-more"))
         view = direct(service, removes_all=True)
         assert not view.directives
 
@@ -209,12 +211,12 @@ def test_total_text_of_directives_is_bounded(tmp_path, model):
         ask(service, history(*LONG), agent="a")
         agent = service.node.resources.table.get((TENANT, NAME))
         before = record_bytes(agent.manifest)
-        most = [cleared(EditMode.FORGET, text, f"operation-{i}") for i in range(count)]
+        most = [clearing(EditMode.FORGET, text, f"operation-{i}") for i in range(count)]
         view = direct(service, *most)
         assert len(view.directives) == count
         assert record_bytes(agent.manifest) - before >= DIRECTIVES_BYTES_MAX
         with pytest.raises(FabricError, match="undo some"):
-            direct(service, cleared(EditMode.FORGET, "x", "operation-more"))
+            direct(service, clearing(EditMode.FORGET, "x", "operation-more"))
 
 
 def test_system_message_is_never_edited(tmp_path, model):
@@ -233,7 +235,7 @@ def test_older_digests_match_messages_by_text_alone(nth):
     uses = [ToolUse("look", {"at": place}, f"call_{place}") for place in ("sky", "sea")]
     messages = [Message(MessageRole.ASSISTANT, ("",), uses=(use,)) for use in uses]
     older = message_digest(Message(MessageRole.ASSISTANT, ("",)))
-    directive = replace(cleared(EditMode.FORGET), message_digest=older, nth=nth)
+    directive = replace(clearing(EditMode.FORGET), message_digest=older, nth=nth)
     emptied = [
         not message.uses[0].arguments for message in edit_messages(messages, [directive]).messages
     ]
@@ -257,7 +259,7 @@ def test_text_is_removed_from_every_part_of_an_answer(part):
     message = replace(Message(MessageRole.ASSISTANT, ("Done.",)), **part)
     result = Message(MessageRole.TOOL, ("z",), result_of="call_velvet", name="velvet_tool")
     directive = replace(
-        cleared(EditMode.FORGET, "cotton"),
+        clearing(EditMode.FORGET, "cotton"),
         message_digest=message_digest(message),
         nth=0,
         besides_text=hash_text("velvet"),

@@ -33,7 +33,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def steady(tmp_path_factory):
+def stable_model(tmp_path_factory):
     """Return a model that answers the same for any encoding of its earlier answer."""
     return str(write_model(tmp_path_factory.mktemp("model") / "llama", LLAMA, seed=31))
 
@@ -50,7 +50,7 @@ FIRST = history(*LONG)
 SHORT = [words(10 + i, 40) for i in range(5)]
 
 
-def grown(messages, answer, question):
+def continued(messages, answer, question):
     return [
         *messages,
         {"role": "assistant", "content": answer},
@@ -65,7 +65,7 @@ def agent_of(service, name="a", tenant=TENANT):
 def start(service, name="a", texts=LONG):
     """Run the whole conversation; return the edited one with the next question."""
     answer = ask(service, history(*texts), agent=name).text
-    return grown(history(texts[0], "[cleared]", *texts[2:]), answer, words(40, 12))
+    return continued(history(texts[0], "[cleared]", *texts[2:]), answer, words(40, 12))
 
 
 def test_rows_after_an_edit_are_not_computed_again(tmp_path, model):
@@ -98,10 +98,10 @@ def test_edited_memory_answers_the_same_hot_restored_and_continued(tmp_path, mod
         with running(folder, model, name="node-a") as service:
             if not is_hot:
                 answers.append(ask(service, edited, agent="a", edits=AMORTIZE))
-            following = grown(edited, answers[-1].text, words(41, 12))
+            following = continued(edited, answers[-1].text, words(41, 12))
             later.append(ask(service, following, agent="a", edits=AMORTIZE))
         with running(folder, model, name="node-a") as service:
-            following = grown(following, later[-1].text, words(42, 12))
+            following = continued(following, later[-1].text, words(42, 12))
             later.append(ask(service, following, agent="a", edits=AMORTIZE))
     assert answers[0].admitted.cache == "hot"
     assert answers[1].admitted.cache == "disk"
@@ -120,7 +120,7 @@ def test_edited_memory_migrates_to_another_node(tmp_path, model):
     ):
         edited = start(source)
         answer = ask(source, edited, agent="a", edits=AMORTIZE).text
-        following = grown(edited, answer, words(41, 12))
+        following = continued(edited, answer, words(41, 12))
         migrate(source, target, "a", 1)
         there = ask(target, following, agent="a", epoch=2, edits=AMORTIZE)
         assert there.admitted.cached_tokens > there.admitted.prompt_tokens - 120
@@ -135,7 +135,7 @@ def test_exact_turn_after_an_edit_is_exact(tmp_path, model):
     with running(tmp_path, model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE)
-        following = grown(edited, answer.text, words(41, 12))
+        following = continued(edited, answer.text, words(41, 12))
         exact = ask(service, following, agent="a")
         exact_tokens = exact.admitted.cached_tokens
         saved = agent_of(service).saved
@@ -152,7 +152,7 @@ def test_exact_memory_saved_late_is_stored_as_exact(tmp_path, model, monkeypatch
     with running(tmp_path, model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE)
-        following = grown(edited, answer.text, words(41, 12))
+        following = continued(edited, answer.text, words(41, 12))
         faults = FailingCalls().install(monkeypatch)
         faults.is_broken = True
         exact = ask(service, following, agent="a")
@@ -161,7 +161,7 @@ def test_exact_memory_saved_late_is_stored_as_exact(tmp_path, model, monkeypatch
         faults.mend()
         on_loop(service, service.node.tiers.flusher.flush())
         saved = agent_of(service).saved
-        last = grown(following, exact.text, words(42, 12))
+        last = continued(following, exact.text, words(42, 12))
         assert ask(service, last, agent="a").admitted.cached_tokens >= saved.tokens_count - 1
 
     assert saved.tokens_count > len(following[1]["content"])
@@ -173,7 +173,7 @@ def test_edited_memory_serves_its_own_agent_only(tmp_path, model):
     with running(tmp_path, model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE)
-        following = grown(edited, answer.text, words(41, 12))
+        following = continued(edited, answer.text, words(41, 12))
         exact_tokens = agent_of(service).saved.edited.exact_tokens
         others = [ask(service, following, agent=name, edits=AMORTIZE) for name in (None, "b")]
         assert others[0].admitted.cached_tokens <= exact_tokens
@@ -197,7 +197,7 @@ def test_repeated_edits_keep_the_cache_warm(tmp_path, model):
             edited[2] = {**edited[2], "content": words(60 + number, 5 + number)}
             if number == 2:
                 del edited[3:5]
-            messages = grown(edited, reply.text, words(70 + number, 9))
+            messages = continued(edited, reply.text, words(70 + number, 9))
         agent = agent_of(service)
         text, count = agent.manifest.text, len(agent.saved.edited.notes)
         assert count >= 4
@@ -226,36 +226,36 @@ def test_edited_memory_of_movable_models_is_the_same_hot_and_restored(tmp_path, 
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory):
+def wide_window_model(tmp_path_factory):
     """Return a model whose windows cover a third of a conversation."""
     config = ARCHITECTURES["gemma3_text"] | {"num_hidden_layers": 3, "sliding_window": 300}
     return str(write_model(tmp_path_factory.mktemp("model") / "gemma", config))
 
 
 @pytest.mark.nightly
-def test_edited_windows_are_the_same_hot_restored_and_migrated(tmp_path, wide):
+def test_edited_windows_are_the_same_hot_restored_and_migrated(tmp_path, wide_window_model):
     """A removal needs no computation; hot, restored and migrated memory are the same."""
     whole = history(*SHORT)
     fewer = [*whole[:2], *whole[4:]]
-    with running(tmp_path / "a", wide, name="node-a") as service:
-        edited = grown(fewer, ask(service, whole, agent="a").text, words(40, 12))
+    with running(tmp_path / "a", wide_window_model, name="node-a") as service:
+        edited = continued(fewer, ask(service, whole, agent="a").text, words(40, 12))
         hot = ask(service, edited, agent="a", edits=AMORTIZE)
-        following = grown(edited, hot.text, words(41, 12))
+        following = continued(edited, hot.text, words(41, 12))
         first = ask(service, following, agent="a", edits=AMORTIZE)
         assert agent_of(service).is_durable
     with (
-        running(tmp_path / "b", wide, name="node-a") as source,
-        running(tmp_path / "c", wide, name="node-b") as target,
+        running(tmp_path / "b", wide_window_model, name="node-a") as source,
+        running(tmp_path / "c", wide_window_model, name="node-b") as target,
     ):
         ask(source, whole, agent="a")
         ask(source, edited, agent="a", edits=AMORTIZE)
         migrate(source, target, "a", 1)
         moved = ask(target, following, agent="a", epoch=2, edits=AMORTIZE)
-    with running(tmp_path / "d", wide, name="node-a") as service:
+    with running(tmp_path / "d", wide_window_model, name="node-a") as service:
         ask(service, whole, agent="a")
-    with running(tmp_path / "d", wide, name="node-a") as service:
+    with running(tmp_path / "d", wide_window_model, name="node-a") as service:
         disk = ask(service, edited, agent="a", edits=AMORTIZE)
-    with running(tmp_path / "d", wide, name="node-a") as service:
+    with running(tmp_path / "d", wide_window_model, name="node-a") as service:
         last = ask(service, following, agent="a", edits=AMORTIZE)
 
     assert (hot.admitted.match, hot.admitted.cache) == ("edit", "hot")
@@ -267,13 +267,13 @@ def test_edited_windows_are_the_same_hot_restored_and_migrated(tmp_path, wide):
         assert reply.admitted.cached_tokens > reply.admitted.prompt_tokens - 150
 
 
-def test_lost_windows_before_an_edit_recompute_the_rest(tmp_path, wide):
+def test_lost_windows_before_an_edit_recompute_the_rest(tmp_path, wide_window_model):
     """Lost windows are computed from the first token on, and stored again."""
-    with running(tmp_path, wide) as service:
+    with running(tmp_path, wide_window_model) as service:
         edited = start(service, texts=SHORT)
     for path in tmp_path.rglob("*.window"):
         path.write_bytes(path.read_bytes()[:-4] + b"lost")
-    with running(tmp_path, wide) as service:
+    with running(tmp_path, wide_window_model) as service:
         reply = ask(service, edited, agent="a", edits=AMORTIZE)
         assert agent_of(service).is_durable
         assert not service.node.resources.store.missing(agent_of(service).saved)
@@ -291,16 +291,16 @@ def test_unmovable_models_keep_nothing_after_an_edit_with_reason(tmp_path, name)
         assert ask(service, edited, agent="a").text == reply.text
 
 
-def test_lost_blocks_after_an_edit_are_computed(tmp_path, steady):
+def test_lost_blocks_after_an_edit_are_computed(tmp_path, stable_model):
     """The memory equals that of an agent without the edit."""
-    with running(tmp_path, steady) as service:
+    with running(tmp_path, stable_model) as service:
         edited = start(service)
         exact = ask(service, edited, agent="b")
         kept = [file_name(ref) for ref in agent_of(service, "a").saved.refs[:2]]
     for path in sorted(tmp_path.rglob("*.full")):
         if f"blocks/{path.name}" not in kept:
             path.write_bytes(path.read_bytes()[:-4] + b"lost")
-    with running(tmp_path, steady) as service:
+    with running(tmp_path, stable_model) as service:
         reply = ask(service, edited, agent="a", edits=AMORTIZE)
         assert agent_of(service).is_durable
         assert agent_of(service).saved.edited is None, "it is exact"
@@ -313,9 +313,9 @@ def test_lost_block_of_edited_memory_is_saved_again_from_memory(tmp_path, model)
     with running(tmp_path / "whole", model) as service:
         edited = start(service)
         answer = ask(service, edited, agent="a", edits=AMORTIZE).text
-        following = grown(edited, answer, words(41, 12))
+        following = continued(edited, answer, words(41, 12))
         whole = ask(service, following, agent="a", edits=AMORTIZE).text
-        last = grown(following, whole, words(42, 12))
+        last = continued(following, whole, words(42, 12))
         undisturbed = ask(service, last, agent="a", edits=AMORTIZE).text
     with running(tmp_path / "lost", model) as service:
         assert start(service) == edited

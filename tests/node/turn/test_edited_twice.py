@@ -7,7 +7,7 @@ import pytest
 from fabric.edit_mode import EditMode
 from node.store.agent_store import AgentStore
 from node.store.posix_disk import DiskError
-from tests.node.turn.test_edited_turns import LONG, agent_of, grown, history
+from tests.node.turn.test_edited_turns import LONG, agent_of, continued, history
 from tests.support.agent_traffic import words
 from tests.support.services import ask, running
 from tests.support.tiny_models import ONE_LAYER, write_model
@@ -37,7 +37,7 @@ def test_unsaved_first_edit_is_moved_by_the_second(tmp_path, model, monkeypatch)
     first = history(*LONG)
     with running(tmp_path, model) as service:
         answer = ask(service, first, agent="a").text
-        edited = grown(history(LONG[0], PUT_IN, *LONG[2:]), answer, words(40, 12))
+        edited = continued(history(LONG[0], PUT_IN, *LONG[2:]), answer, words(40, 12))
         publish = AgentStore.publish
 
         monkeypatch.setattr(AgentStore, "publish", refuse)
@@ -46,7 +46,7 @@ def test_unsaved_first_edit_is_moved_by_the_second(tmp_path, model, monkeypatch)
         agent = agent_of(service)
         assert agent.layout is not None
         again = [edited[0], {**edited[1], "content": "gone"}, *edited[2:]]
-        again = grown(again, second.text, words(42, 12))
+        again = continued(again, second.text, words(42, 12))
         ask(service, again, agent="a", edits=AMORTIZE)
         agent = agent_of(service)
         assert agent.is_durable
@@ -59,12 +59,12 @@ def test_agent_shed_before_saving_reverts_to_its_stored_record(tmp_path, model, 
     """Memory ran short while the disk refused: the agent is as it was before the edit."""
     with running(tmp_path, model) as service:
         answer = ask(service, history(*LONG), agent="a").text
-        edited = grown(history(LONG[0], PUT_IN, *LONG[2:]), answer, words(40, 12))
+        edited = continued(history(LONG[0], PUT_IN, *LONG[2:]), answer, words(40, 12))
         with monkeypatch.context() as patched:
             patched.setattr(AgentStore, "publish", refuse)
             ask(service, edited, agent="a", edits=AMORTIZE)
             on_its_loop(service, lambda: service.node.resources.table.drop_unsaved(0))
         agent = agent_of(service)
         assert agent.manifest.tokens_count == agent.saved.tokens_count == agent.exact_tokens
-        again = ask(service, grown(history(*LONG), answer, words(43, 9)), agent="a")
+        again = ask(service, continued(history(*LONG), answer, words(43, 9)), agent="a")
         assert again.admitted.cached_tokens > agent.saved.tokens_count - 120

@@ -5,7 +5,7 @@ import pytest
 from fabric.edit_mode import EditMode
 from fabric.limits import BLOCK_TOKENS
 from node.store.block_files import file_name
-from tests.node.turn.test_edited_turns import agent_of, grown, start
+from tests.node.turn.test_edited_turns import agent_of, continued, start
 from tests.support.agent_traffic import words
 from tests.support.services import ask, running
 from tests.support.tiny_models import ONE_LAYER, write_model
@@ -22,7 +22,7 @@ def edit(service):
     answer = ask(service, edited, agent="a", edits=EditMode.AMORTIZE)
     exact = agent_of(service).saved.edited.exact_tokens
     assert exact % BLOCK_TOKENS > 16
-    return grown(edited, answer.text, words(41, 12)), exact
+    return continued(edited, answer.text, words(41, 12)), exact
 
 
 def test_exact_turn_reuses_all_rows_before_the_edit(tmp_path, model):
@@ -32,7 +32,7 @@ def test_exact_turn_reuses_all_rows_before_the_edit(tmp_path, model):
     assert cut < exact
     with running(tmp_path, model) as service:
         reply = ask(service, following, agent="a")
-        last = grown(following, reply.text, words(42, 12))
+        last = continued(following, reply.text, words(42, 12))
         assert agent_of(service).saved.edited is None
     assert (reply.admitted.cached_tokens, reply.admitted.amortized_tokens) == (exact, 0)
     with running(tmp_path, model) as service:  # and the saved memory is exact, too

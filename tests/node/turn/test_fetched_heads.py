@@ -67,7 +67,7 @@ async def sweep(node):
     node.resources.store.blocks.sweep()
 
 
-def clear(service):
+def clear_node(service):
     """Erase all agents and leases of a node."""
     for agent in [agent for _, agent in service.node.resources.table._agents]:
         erase(service, agent)
@@ -76,7 +76,7 @@ def clear(service):
 
 @pytest.fixture(autouse=True)
 def _lift_time_limits(monkeypatch):
-    """Let turns wait without a limit, as this machine may be busy."""
+    """Remove the time limits of waiting turns, as this machine may be busy."""
     monkeypatch.setattr(heads, "HEAD_WAIT_FACTOR", 1e6)
     monkeypatch.setattr(fetched_heads, "HEAD_FETCH_S_MIN", 60.0)
     monkeypatch.setattr(FetchedHeads, "_require_sooner", lambda *_: None)
@@ -103,7 +103,7 @@ def pair(model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cold(tmp_path_factory, model):
+def cold_texts(tmp_path_factory, model):
     """Return the texts of requests 0 to 7, each computed cold."""
     with running(tmp_path_factory.mktemp("calm"), model) as service:
         return [
@@ -116,16 +116,16 @@ def loan_of(service, *, is_coming=False):
     return HeadLoan(node.name, node.resources.transfers.addresses(), is_coming)
 
 
-def lent(request, source, **options):
+def with_loan(request, source, **options):
     return replace(request, head=loan_of(source, **options))
 
 
-def test_stored_head_is_fetched(pair, counted, cold):
+def test_stored_head_is_fetched(pair, counted, cold_texts):
     here, there = pair
     (first,) = together(here, [request_of(0)])
     before = counted.of(there)
-    (reply,) = together(there, [lent(request_of(1), here)])
-    assert reply.text == cold[1]
+    (reply,) = together(there, [with_loan(request_of(1), here)])
+    assert reply.text == cold_texts[1]
     assert reply.admitted.cache is CacheTier.PEER
     head = reply.admitted.fetched_tokens
     assert head > first.admitted.prompt_tokens // 2
@@ -138,7 +138,7 @@ def test_lender_logs_the_turn_that_borrows(model, tmp_path):
         together(here, [request_of(0)])
         tag = TurnTag(TurnId("turn-that-borrows"), 0.0)
         with logged_turns("node") as lines:
-            (reply,) = together(there, [replace(lent(request_of(1), here), turn=tag)])
+            (reply,) = together(there, [replace(with_loan(request_of(1), here), turn=tag)])
         assert reply.admitted.cache is CacheTier.PEER
         named = {turn for message, turn in lines if ": lends the first" in message}
         assert named == {tag.id}
@@ -154,7 +154,7 @@ def test_refused_transfer_names_the_turn_of_its_ticket(model, tmp_path, monkeypa
         monkeypatch.setattr(BlockStore, "open_payload", lose)
         tag = TurnTag(TurnId("turn-that-borrows"), 0.0)
         with logged_turns("node.transfer") as lines:
-            together(there, [replace(lent(request_of(1), here), turn=tag)])
+            together(there, [replace(with_loan(request_of(1), here), turn=tag)])
         assert {turn for message, turn in lines if "no longer here" in message} == {tag.id}
 
 
@@ -172,12 +172,12 @@ def blocks_fetched(service):
     return service.node.connections.counts().get("blocks", 0)
 
 
-def test_concurrent_turns_share_one_fetch(model, tmp_path, counted, cold):
+def test_concurrent_turns_share_one_fetch(model, tmp_path, counted, cold_texts):
     with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         counted.reset()
-        replies = together(there, [lent(request_of(number), here) for number in range(1, 8)])
-        assert [reply.text for reply in replies] == cold[1:]
+        replies = together(there, [with_loan(request_of(number), here) for number in range(1, 8)])
+        assert [reply.text for reply in replies] == cold_texts[1:]
         head = max(reply.admitted.fetched_tokens for reply in replies)
         tails = sum(reply.admitted.prompt_tokens - head for reply in replies)
         assert counted.of(there) <= tails
@@ -189,24 +189,24 @@ def test_concurrent_turns_share_one_fetch(model, tmp_path, counted, cold):
 
 
 @pytest.mark.parametrize("is_coming", [False, True])
-def test_head_in_progress_is_computed_once(model, tmp_path, counted, cold, is_coming):
+def test_head_in_progress_is_computed_once(model, tmp_path, counted, cold_texts, is_coming):
     """Its blocks are fetched as they are published."""
     with two_nodes(tmp_path, model) as (here, there):
         counted.reset()
         if is_coming:
             lead, *others = serve_at_once(
                 (here, request_of(0)),
-                *((there, lent(request_of(n), here, is_coming=True)) for n in (1, 2, 3)),
+                *((there, with_loan(request_of(n), here, is_coming=True)) for n in (1, 2, 3)),
             )
         else:
             began = threading.Event()
             counted.when(1, lambda _: began.set())
             first = asyncio.run_coroutine_threadsafe(serve_turn(here, request_of(0)), here._loop)
             assert began.wait(60)
-            others = serve_at_once(*((there, lent(request_of(n), here)) for n in (1, 2, 3)))
+            others = serve_at_once(*((there, with_loan(request_of(n), here)) for n in (1, 2, 3)))
             lead = first.result(300)
         replies = [lead, *others]
-        assert [reply.text for reply in replies] == cold[:4]
+        assert [reply.text for reply in replies] == cold_texts[:4]
         head = max(reply.admitted.fetched_tokens or 0 for reply in others)
         assert head > lead.admitted.prompt_tokens // 2
         tails = sum(reply.admitted.prompt_tokens - head for reply in replies)
@@ -215,7 +215,7 @@ def test_head_in_progress_is_computed_once(model, tmp_path, counted, cold, is_co
         assert pinned_blocks(there.node) == {}
 
 
-def test_lender_whose_turn_arrives_late_is_awaited(model, tmp_path, cold):
+def test_lender_whose_turn_arrives_late_is_awaited(model, tmp_path, cold_texts):
     with two_nodes(tmp_path, model) as (here, there):
         answered, answer = threading.Event(), here.node.resources.transfers.answer_call
 
@@ -225,25 +225,25 @@ def test_lender_whose_turn_arrives_late_is_awaited(model, tmp_path, cold):
             return reply
 
         here.node.resources.transfers.answer_call = record_reply
-        asking = serve_turn(there, lent(request_of(1), here, is_coming=True))
+        asking = serve_turn(there, with_loan(request_of(1), here, is_coming=True))
         waiting = asyncio.run_coroutine_threadsafe(asking, there._loop)
         assert answered.wait(60)
         together(here, [request_of(0)])
         reply = waiting.result(300)
-        assert reply.text == cold[1]
+        assert reply.text == cold_texts[1]
         assert reply.admitted.fetched_tokens
 
 
-def test_head_arrives_before_its_lender_has_answered(model, tmp_path, cold):
+def test_head_arrives_before_its_lender_has_answered(model, tmp_path, cold_texts):
     long = Sampling(max_tokens=20_000, ignore_eos=True)
     with two_nodes(tmp_path, model) as (here, there):
         began = threading.Event()
         slow = serve_turn(here, replace(request_of(0), sampling=long), lambda _: began.set())
         first = asyncio.run_coroutine_threadsafe(slow, here._loop)
         assert began.wait(60)
-        (reply,) = together(there, [lent(request_of(1), here)])
+        (reply,) = together(there, [with_loan(request_of(1), here)])
         assert not first.done()
-        assert reply.text == cold[1]
+        assert reply.text == cold_texts[1]
         assert reply.admitted.fetched_tokens
         first.cancel()
 
@@ -253,34 +253,34 @@ def test_windows_and_recurrent_states_are_fetched(tmp_path, name):
     model = str(write_model(tmp_path / "model", ARCHITECTURES[name]))
     requests = [request_of(number, messages=chat(number, words(1, 300))) for number in range(3)]
     with running(tmp_path / "calm", model) as service:
-        cold = [together(service, [replace(r, is_private=True)])[0].text for r in requests]
+        cold_texts = [together(service, [replace(r, is_private=True)])[0].text for r in requests]
     with two_nodes(tmp_path, model) as (here, there):
         first = [(here, requests[0])]
         replies = serve_at_once(
-            *first, *((there, lent(r, here, is_coming=True)) for r in requests[1:])
+            *first, *((there, with_loan(r, here, is_coming=True)) for r in requests[1:])
         )
-        assert [reply.text for reply in replies] == cold
+        assert [reply.text for reply in replies] == cold_texts
         assert all(reply.admitted.fetched_tokens for reply in replies[1:])
 
 
 # --- what ends a wait ------------------------------------------------------------------------
 
 
-def test_slow_link_leads_to_recomputation(pair, cold, monkeypatch):
+def test_slow_link_leads_to_recomputation(pair, cold_texts, monkeypatch):
     monkeypatch.setattr(FetchedHeads, "_require_sooner", REQUIRE_SOONER)
     here, there = pair
     together(here, [request_of(0)])
     rank = LinkTable.rank
     monkeypatch.setattr(LinkTable, "rank", lambda *a: [(address, 10.0) for address, _ in rank(*a)])
     before = blocks_fetched(there)
-    clear(there)
-    (reply,) = together(there, [lent(request_of(2), here)])
-    assert reply.text == cold[2]
+    clear_node(there)
+    (reply,) = together(there, [with_loan(request_of(2), here)])
+    assert reply.text == cold_texts[2]
     assert reply.admitted.fetched_tokens is None
     assert blocks_fetched(there) == before
 
 
-def test_lender_killed_during_transfer_costs_no_answer(model, tmp_path, cold, monkeypatch):
+def test_lender_killed_during_transfer_costs_no_answer(model, tmp_path, cold_texts, monkeypatch):
     """The blocks that have arrived are used, and the rest is computed."""
     with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
@@ -292,13 +292,13 @@ def test_lender_killed_during_transfer_costs_no_answer(model, tmp_path, cold, mo
             adopt(store, *words)
 
         monkeypatch.setattr(BlockStore, "adopt", stop_lender_at_fourth)
-        (reply,) = together(there, [lent(request_of(1), here)])
-        assert reply.text == cold[1]
+        (reply,) = together(there, [with_loan(request_of(1), here)])
+        assert reply.text == cold_texts[1]
         assert pinned_blocks(there.node) == {}
         assert not there.node.turns.fetched._fetches
 
 
-def test_silent_or_stopped_lender_costs_no_answer(model, tmp_path, cold, monkeypatch):
+def test_silent_or_stopped_lender_costs_no_answer(model, tmp_path, cold_texts, monkeypatch):
     with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         silent = threading.Event()
@@ -306,11 +306,11 @@ def test_silent_or_stopped_lender_costs_no_answer(model, tmp_path, cold, monkeyp
         monkeypatch.setattr(
             here.node.resources.transfers, "answer_call", lambda *_: silent.wait(60) and b""
         )
-        (reply,) = together(there, [lent(request_of(1), here)])
+        (reply,) = together(there, [with_loan(request_of(1), here)])
         silent.set()
-        assert (reply.text, reply.admitted.fetched_tokens) == (cold[1], None)
+        assert (reply.text, reply.admitted.fetched_tokens) == (cold_texts[1], None)
         here.node.resources.transfers.stop()
-        request = lent(request_of(2, messages=chat(2, words(9, 400))), here)
+        request = with_loan(request_of(2, messages=chat(2, words(9, 400))), here)
         (reply,) = together(there, [request])
         assert reply.admitted.fetched_tokens is None
 
@@ -329,7 +329,7 @@ def test_disconnected_client_ends_its_fetch(model, tmp_path, monkeypatch):
         here.node.resources.transfers.answer_call = answer_late
 
         async def leave():
-            task = asyncio.create_task(serve_turn(there, lent(request_of(1), here)))
+            task = asyncio.create_task(serve_turn(there, with_loan(request_of(1), here)))
             await asyncio.to_thread(requested.wait, 60)
             (turn,) = there.node.live_turns
             turn.cancel()
@@ -347,7 +347,7 @@ async def wait_for_fetches(fetched):
         await asyncio.wait(fetched._tasks)
 
 
-def test_damaged_block_is_not_used(model, tmp_path, cold):
+def test_damaged_block_is_not_used(model, tmp_path, cold_texts):
     with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         ref = here.node.resources.table.get(key(0)).saved.pieces[3].block
@@ -355,32 +355,32 @@ def test_damaged_block_is_not_used(model, tmp_path, cold):
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(bytes(raw))
-        (reply,) = together(there, [lent(request_of(1), here)])
-        assert reply.text == cold[1]
+        (reply,) = together(there, [with_loan(request_of(1), here)])
+        assert reply.text == cold_texts[1]
         assert (reply.admitted.fetched_tokens or 0) <= 3 * 256
 
 
 # --- what is lent ----------------------------------------------------------------------------
 
 
-def test_other_tenants_get_no_head(pair, cold):
+def test_other_tenants_get_no_head(pair, cold_texts):
     here, there = pair
     together(here, [request_of(0)])
     other = request_of(3, tenant=OTHER)
-    (reply,) = together(there, [lent(other, here)])
-    assert (reply.text, reply.admitted.cached_tokens) == (cold[3], 0)
+    (reply,) = together(there, [with_loan(other, here)])
+    assert (reply.text, reply.admitted.cached_tokens) == (cold_texts[3], 0)
 
 
 @pytest.mark.parametrize("kind", ["private", "erased"])
-def test_private_and_erased_agents_lend_nothing(model, tmp_path, cold, kind):
+def test_private_and_erased_agents_lend_nothing(model, tmp_path, cold_texts, kind):
     with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         if kind == "private":
             call(here, ChangeSettings(TENANT, AgentId("agent-0"), is_private=True), AgentView)
         else:
             erase(here, "agent-0")
-        (reply,) = together(there, [lent(request_of(1), here)])
-        assert reply.text == cold[1]
+        (reply,) = together(there, [with_loan(request_of(1), here)])
+        assert reply.text == cold_texts[1]
         assert reply.admitted.fetched_tokens is None
         assert blocks_fetched(there) == 0
 
@@ -397,22 +397,24 @@ def test_edited_memory_is_not_lent(model, tmp_path):
         cleared = conversation("[cleared]")
         edited = ask(here, cleared, agent="agent-0", epoch=1, edits=EditMode.AMORTIZE)
         assert edited.admitted.amortized_tokens > 1_000
-        (reply,) = together(there, [lent(request_of(1, messages=cleared), here)])
+        (reply,) = together(there, [with_loan(request_of(1, messages=cleared), here)])
         assert reply.admitted.cached_tokens == 0
         assert blocks_fetched(there) == 0
 
 
-def test_running_private_turn_lends_nothing(model, tmp_path, cold, monkeypatch):
+def test_running_private_turn_lends_nothing(model, tmp_path, cold_texts, monkeypatch):
     monkeypatch.setattr(fetched_heads, "HEAD_GRACE_POLLS", 0)
     with two_nodes(tmp_path, model) as (here, there):
         private = request_of(0, is_private=True)
-        replies = serve_at_once((here, private), (there, lent(request_of(1), here, is_coming=True)))
-        assert [reply.text for reply in replies] == cold[:2]
+        replies = serve_at_once(
+            (here, private), (there, with_loan(request_of(1), here, is_coming=True))
+        )
+        assert [reply.text for reply in replies] == cold_texts[:2]
         assert blocks_fetched(there) == 0
 
 
 @pytest.mark.parametrize("when", ["before", "offered", "meanwhile", "after"])
-def test_erased_lender_leaves_nothing(model, tmp_path, cold, monkeypatch, when):
+def test_erased_lender_leaves_nothing(model, tmp_path, cold_texts, monkeypatch, when):
     with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
         before = there.node.resources.store.blocks.total_bytes
@@ -437,8 +439,8 @@ def test_erased_lender_leaves_nothing(model, tmp_path, cold, monkeypatch, when):
                     once.append(there.control(encode_call(erasure("agent-0"))))
 
             monkeypatch.setattr(BlockStore, "adopt", erase_after_adopt)
-        (reply,) = together(there, [lent(request_of(1), here)])
-        assert reply.text == cold[1]
+        (reply,) = together(there, [with_loan(request_of(1), here)])
+        assert reply.text == cold_texts[1]
         if when == "after":
             assert reply.admitted.fetched_tokens
             erase(there, "agent-0")
@@ -455,25 +457,25 @@ def test_erased_lender_leaves_nothing(model, tmp_path, cold, monkeypatch, when):
 def test_agent_made_private_takes_its_head_back(model, tmp_path):
     with two_nodes(tmp_path, model) as (here, there):
         together(here, [request_of(0)])
-        together(there, [lent(request_of(1), here)])
+        together(there, [with_loan(request_of(1), here)])
         leases = there.node.tiers.leases
         assert leases.refs
         call(there, ReturnSpans(TENANT, AgentId("agent-0")), Done)
         assert not leases.refs
 
 
-def test_fetched_head_is_lent_on_in_its_lenders_name(model, tmp_path, cold):
+def test_fetched_head_is_lent_on_in_its_lenders_name(model, tmp_path, cold_texts):
     with two_nodes(tmp_path, model) as (here, there), running(tmp_path, model, "third") as third:
         together(here, [request_of(0)])
-        together(there, [lent(request_of(1), here)])
+        together(there, [with_loan(request_of(1), here)])
         erase(there, "agent-1")
-        (reply,) = together(third, [lent(request_of(2), there)])
-        assert reply.text == cold[2]
+        (reply,) = together(third, [with_loan(request_of(2), there)])
+        assert reply.text == cold_texts[2]
         assert reply.admitted.fetched_tokens
         assert {record.agent for record in third.node.tiers.leases.records} == {"agent-0"}
 
 
-def test_nodes_ask_only_for_themselves(pair):
+def test_nodes_request_heads_only_in_their_own_name(pair):
     here, there = pair
     names = (BlockHash(b"n" * 32),)
     message = OfferHead(MigrationId("head-1"), NodeName("else"), TENANT, names, 0, 0.0)

@@ -55,7 +55,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cold(tmp_path_factory, model):
+def cold_texts(tmp_path_factory, model):
     """Return the answers of nodes that each serve one agent only."""
     requests = [request_of(number) for number in range(AGENTS)]
     return alone(tmp_path_factory.mktemp("alone"), model, requests)
@@ -70,18 +70,18 @@ def check_one_head(replies, computed, *, heads_max=1.1):
     assert computed <= heads_max * head + tails, [r.admitted.cached_tokens for r in replies]
 
 
-def test_eight_new_agents_compute_a_shared_head_once(tmp_path, model, counted, cold):
+def test_eight_new_agents_compute_a_shared_head_once(tmp_path, model, counted, cold_texts):
     with running(tmp_path / "one", model) as service:
         counted.tokens = 0
         replies = together(service, [request_of(number) for number in range(AGENTS)])
         check_one_head(replies, counted.tokens)
-    assert [reply.text for reply in replies] == cold
+    assert [reply.text for reply in replies] == cold_texts
     prompts = [reply.admitted.prompt_tokens for reply in replies]
     cached = [reply.admitted.cached_tokens for reply in replies]
     assert sorted(cached)[1] > min(prompts) - 150, "all but the few tokens of their own"
 
 
-def test_agents_with_other_histories_share_a_new_head(tmp_path, model, counted, cold):
+def test_agents_with_other_histories_share_a_new_head(tmp_path, model, counted, cold_texts):
     """The agents' old caches are hot, and share only the template's words with the new prompt."""
     with running(tmp_path / "one", model) as service:
         for number in range(4):
@@ -89,7 +89,7 @@ def test_agents_with_other_histories_share_a_new_head(tmp_path, model, counted, 
         counted.tokens = 0
         replies = together(service, [request_of(number) for number in range(4)])
         check_one_head(replies, counted.tokens)
-    assert [reply.text for reply in replies] == cold[:4]
+    assert [reply.text for reply in replies] == cold_texts[:4]
 
 
 def test_head_is_published_before_the_leads_answer_ends(tmp_path, model):
@@ -124,7 +124,7 @@ def test_exact_chunks_share_whole_blocks(tmp_path, model, counted):
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed", "erased"])
-def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, cold, end):
+def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, cold_texts, end):
     """It continues from the tokens that the lead published, step by step."""
     with running(tmp_path / "one", model) as service:
         gone = []
@@ -146,7 +146,7 @@ def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, cold
         outcomes = together(service, [request_of(number) for number in range(AGENTS)])
         computed = counted.tokens
     survivors = {n: r for n, r in enumerate(outcomes) if f"agent-{n}" != gone[0]}
-    assert {n: r.text for n, r in survivors.items()} == {n: cold[n] for n in survivors}
+    assert {n: r.text for n, r in survivors.items()} == {n: cold_texts[n] for n in survivors}
     # A failing chunk is lost; of an erased agent, all computed rows are dropped.
     most = {"cancelled": 1.1, "failed": 1.5, "erased": 2.1}[end]
     check_one_head(list(survivors.values()), computed, heads_max=most)
@@ -154,10 +154,10 @@ def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, cold
 
 @pytest.mark.parametrize("kind", ["private", "tenants"])
 def test_turns_do_not_wait_for_private_or_foreign_heads(
-    tmp_path, model, counted, cold, monkeypatch, kind
+    tmp_path, model, counted, cold_texts, monkeypatch, kind
 ):
     lookups = []
-    monkeypatch.setattr(heads.Heads, "_ask", lambda *_, **__: lookups.append(kind))
+    monkeypatch.setattr(heads.Heads, "_request_publishing", lambda *_, **__: lookups.append(kind))
     if kind == "private":
         requests = [request_of(number, is_private=True) for number in range(3)]
     else:
@@ -169,20 +169,20 @@ def test_turns_do_not_wait_for_private_or_foreign_heads(
     assert not lookups
     assert [reply.admitted.cached_tokens for reply in replies] == [0, 0, 0]
     assert computed >= sum(reply.admitted.prompt_tokens - 1 for reply in replies)
-    assert [reply.text for reply in replies] == cold[:3]
+    assert [reply.text for reply in replies] == cold_texts[:3]
 
 
-def test_public_heads_are_shared_beside_a_private_agent(tmp_path, model, counted, cold):
+def test_public_heads_are_shared_beside_a_private_agent(tmp_path, model, counted, cold_texts):
     with running(tmp_path / "one", model) as service:
         ask(service, chat(50), agent="private", max_tokens=1)
         call(service, ChangeSettings(TENANT, AgentId("private"), is_private=True), AgentView)
         counted.tokens = 0
         replies = together(service, [request_of(number) for number in range(3)])
         check_one_head(replies, counted.tokens)
-    assert [reply.text for reply in replies] == cold[:3]
+    assert [reply.text for reply in replies] == cold_texts[:3]
 
 
-def test_additional_answers_wait_for_the_kept_one(tmp_path, model, counted, cold):
+def test_additional_answers_wait_for_the_kept_one(tmp_path, model, counted, cold_texts):
     kept = request_of(0)
     options = {"is_kept": False, "beside": kept.identity.agent}
     more = [replace(kept, operation=OperationId(f"more-{n}"), **options) for n in range(3)]
@@ -200,7 +200,7 @@ def test_additional_answers_wait_for_the_kept_one(tmp_path, model, counted, cold
         counted.tokens = 0
         replies = asyncio.run_coroutine_threadsafe(serve(service), service._loop).result(300)
         check_one_head(replies, counted.tokens)
-    assert {reply.text for reply in replies} == {cold[0]}
+    assert {reply.text for reply in replies} == {cold_texts[0]}
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])

@@ -25,7 +25,7 @@ def shape():
 
 
 @pytest.fixture
-def talking(tmp_path, shape):
+def start_talk(tmp_path, shape):
     model = write_shape(tmp_path / "model", shape, "full", corpus())
     with scripted() as script, running(tmp_path, str(model)) as service:
         yield Talk(Driver(service, shape, script, True), echo=drop_thought)
@@ -47,7 +47,7 @@ def has_secret(talk):
     return SECRET in found.text or SECRET in found.provenance.answers
 
 
-def hide(talk):
+def with_hidden_thoughts(talk):
     """Let the agent think the secret, and take a turn whose prompt omits the thought."""
     talk.ask(thought=THOUGHT)
     talk.ask()
@@ -64,58 +64,58 @@ WHOLE = {"first": 2, "last": 2, "new": None}
 @pytest.mark.parametrize(
     "echo", [drop_thought, lambda answer: answer], ids=["dropped", "sent back"]
 )
-def test_hidden_thought_is_forgotten(talking, where, echo):
-    talking.echo = echo
-    hide(talking)
-    direct(talking, **where)
+def test_hidden_thought_is_forgotten(start_talk, where, echo):
+    start_talk.echo = echo
+    with_hidden_thoughts(start_talk)
+    direct(start_talk, **where)
     for _ in range(2):
-        talking.ask()
-        assert not has_secret(talking)
-        (directive,) = record(talking).directives
+        start_talk.ask()
+        assert not has_secret(start_talk)
+        (directive,) = record(start_talk).directives
         assert directive.is_applied
         assert directive.dropped.chars >= len(SECRET)
     if where is not WHOLE:
-        assert THOUGHT.replace(SECRET, "") in record(talking).provenance.answers
+        assert THOUGHT.replace(SECRET, "") in record(start_talk).provenance.answers
 
 
 @pytest.mark.parametrize("where", [BY_TEXT, WHOLE, {**WHOLE, "new": "cleared"}])
-def test_hidden_thought_is_forgotten_without_thought_restoration(talking, where):
-    hide(talking)
-    talking.driver.options = {RESTORE_OPTION: False}
-    direct(talking, **where)
-    talking.ask()
-    assert not has_secret(talking)
+def test_hidden_thought_is_forgotten_without_thought_restoration(start_talk, where):
+    with_hidden_thoughts(start_talk)
+    start_talk.driver.options = {RESTORE_OPTION: False}
+    direct(start_talk, **where)
+    start_talk.ask()
+    assert not has_secret(start_talk)
 
 
-def test_thought_is_not_stored_without_thought_restoration(talking):
+def test_thought_is_not_stored_without_thought_restoration(start_talk):
     """A stored thought could not be forgotten by its text."""
-    talking.driver.options = {RESTORE_OPTION: False}
-    talking.ask(thought=THOUGHT)
-    assert has_secret(talking)
-    talking.ask()
-    assert not has_secret(talking)
+    start_talk.driver.options = {RESTORE_OPTION: False}
+    start_talk.ask(thought=THOUGHT)
+    assert has_secret(start_talk)
+    start_talk.ask()
+    assert not has_secret(start_talk)
     with pytest.raises(FabricError, match="no message that can be edited has that text"):
-        direct(talking, **BY_TEXT)
+        direct(start_talk, **BY_TEXT)
 
 
-def test_text_also_in_a_hidden_thought_is_ambiguous(talking):
-    talking.ask(f"Keep the code {SECRET}.", thought=THOUGHT)
-    talking.ask()
+def test_text_also_in_a_hidden_thought_is_ambiguous(start_talk):
+    start_talk.ask(f"Keep the code {SECRET}.", thought=THOUGHT)
+    start_talk.ask()
     with pytest.raises(FabricError, match="occurs 2 times"):
-        direct(talking, **BY_TEXT)
-    direct(talking, **BY_TEXT, is_every=True)
-    talking.ask()
-    assert not has_secret(talking)
+        direct(start_talk, **BY_TEXT)
+    direct(start_talk, **BY_TEXT, is_every=True)
+    start_talk.ask()
+    assert not has_secret(start_talk)
 
 
 @pytest.mark.parametrize("shape", [SHAPES["thought_opened"]])
-def test_shown_call_is_not_counted_as_hidden(talking):
-    talking.tools = TOOLS
-    talking.ask(call=("read", {"path": SECRET}))
-    (use,) = talking.messages[-1]["tool_calls"]
-    talking.messages.append({"role": "tool", "tool_call_id": use["id"], "content": "done"})
-    talking.answer()
-    assert has_secret(talking)
-    direct(talking, **BY_TEXT)
-    talking.ask()
-    assert not has_secret(talking)
+def test_shown_call_is_not_counted_as_hidden(start_talk):
+    start_talk.tools = TOOLS
+    start_talk.ask(call=("read", {"path": SECRET}))
+    (use,) = start_talk.messages[-1]["tool_calls"]
+    start_talk.messages.append({"role": "tool", "tool_call_id": use["id"], "content": "done"})
+    start_talk.answer()
+    assert has_secret(start_talk)
+    direct(start_talk, **BY_TEXT)
+    start_talk.ask()
+    assert not has_secret(start_talk)

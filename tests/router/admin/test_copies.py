@@ -66,9 +66,9 @@ async def test_fork_goes_to_another_node_when_its_node_drains():
 async def test_repeated_fork_operation_creates_one_fork():
     async with rig() as fabric:
         home, _ = await start_agent(fabric)
-        home.does.mute.add("keep_fork")  # executed, but the reply is lost
+        home.behaviour.lost_replies.add("keep_fork")  # executed, but the reply is lost
         lost = await post(fabric, "alice/fork", **{"as": "bob", "operation": "fork-number-1"})
-        home.does.mute.clear()
+        home.behaviour.lost_replies.clear()
         again = await post(fabric, "alice/fork", **{"as": "bob", "operation": "fork-number-1"})
         other = await post(fabric, "alice/fork", **{"as": "bob", "operation": "fork-number-2"})
 
@@ -81,15 +81,15 @@ async def test_repeated_fork_operation_creates_one_fork():
 async def test_fork_interrupted_by_a_turn_is_retried_a_bounded_number_of_times():
     async with rig("ab") as fabric:
         _, other = await start_agent(fabric)
-        other.does.fail["copy_blocks"] = NotFoundError("the block is no longer here")
+        other.behaviour.fail["copy_blocks"] = NotFoundError("the block is no longer here")
 
         async def heal():
-            other.does.fail.clear()
+            other.behaviour.fail.clear()
 
         other.after["abort_migration"] = heal
         healed = await post(fabric, "alice/fork", **{"as": "bob", "to": other.name})
         other.after.clear()
-        other.does.fail["copy_blocks"] = NotFoundError("the block is no longer here")
+        other.behaviour.fail["copy_blocks"] = NotFoundError("the block is no longer here")
         never = await post(fabric, "alice/fork", **{"as": "carol", "to": other.name})
 
     assert healed.status_code == 200
@@ -191,11 +191,11 @@ async def test_failed_copy_is_withdrawn_and_retried_after_rest(monkeypatch):
     settings = RouterSettings(takeover_after_s=0.3, replicas=1)
     async with rig("ab", settings=settings, scale=4.0, tended=False) as fabric:
         home, other = await start_agent(fabric)
-        other.does.fail["keep_replica"] = NotFoundError("gone", code="no_such_thing")
+        other.behaviour.fail["keep_replica"] = NotFoundError("gone", code="no_such_thing")
         await fabric.fleet.membership.refresh(relist=True)
         await fabric.services.replicas.sweep()
         after_failure = dict(other.memory), other.calls["abort_migration"]
-        other.does.fail.clear()
+        other.behaviour.fail.clear()
         await asyncio.sleep(0.05)
         await fabric.services.replicas.sweep()
         replica_state = other.memory["default", "alice"].state

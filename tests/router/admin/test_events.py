@@ -62,7 +62,7 @@ async def test_long_copy_reports_how_much_of_the_agent_has_arrived(monkeypatch):
         target.view_changes = {"fetching": {"bytes": 1000}}  # of an earlier move
         await fabric.fleet.membership.refresh()
         (whole,) = (await fabric.http().get("/v1/agents")).json()["data"]
-        target.does.slow = {"copy_blocks": 0.6}
+        target.behaviour.slow = {"copy_blocks": 0.6}
         moving = asyncio.create_task(
             fabric.http().post("/v1/agents/alice/migrate", json={"to": target.name})
         )

@@ -192,7 +192,7 @@ async def test_undecided_resume_raises_epoch_of_surviving_owner():
         owner = (await fabric.chat("hello", agent="alice")).headers["x-macfabric-node"]
         target = "node-b" if owner == "node-a" else "node-a"
         fabric[target].is_undecided = True
-        fabric[owner].does.fail["release_agent"] = FabricError("the disk refused")
+        fabric[owner].behaviour.fail["release_agent"] = FabricError("the disk refused")
         path = f"/v1/agents/alice/resume?node={target}&replace=1"
         response = await fabric.http().post(path, content=file_of(epoch=3))
         after = await fabric.chat("hello", "x", "more", agent="alice")

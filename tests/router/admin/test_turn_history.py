@@ -143,7 +143,7 @@ async def test_ids_of_choices_are_those_of_their_request():
     assert tags == {answer.headers["x-request-id"]}
 
 
-def test_tag_has_what_a_turn_waited_for():
+def test_tag_has_the_waiting_times_of_a_turn():
     clock = ManualClock()
     turn = TurnRequest(*([None] * 6), id=TurnId(NAME))
     attempt = Attempt(clock.now_s, AwaitedNodes(), moved_s=2.0)

@@ -63,7 +63,7 @@ async def test_unstreamed_message_has_all_fields():
 
 async def test_stream_events_arrive_in_api_order():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = THOUGHT
+        fabric["node-a"].behaviour.events = THOUGHT
         body = {**BODY, "stream": True, "thinking": THINKING, "tools": TOOLS}
         answer = await fabric.http().post(PATH, json=body)
 
@@ -95,7 +95,7 @@ async def test_stream_events_arrive_in_api_order():
 async def test_sdk_reads_same_message_streamed_and_unstreamed(thinks):
     options = {"thinking": THINKING} if thinks else {}
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = THOUGHT
+        fabric["node-a"].behaviour.events = THOUGHT
         client = fabric.anthropic()
         whole = await client.messages.create(**BODY, tools=TOOLS, **options)
         async with client.messages.stream(**BODY, tools=TOOLS, **options) as stream:
@@ -133,7 +133,7 @@ PARTS = [
 
 async def test_tool_calls_stream_as_they_are_generated():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = PARTS
+        fabric["node-a"].behaviour.events = PARTS
         body = {**BODY, "stream": True, "tools": TOOLS}
         events = events_of(await fabric.http().post(PATH, json=body))
 
@@ -156,7 +156,7 @@ async def test_truncated_tool_call_appears_once_streamed_and_unstreamed():
         Finished(FinishReason.LENGTH, 99, broken_calls=1),
     ]
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = cut
+        fabric["node-a"].behaviour.events = cut
         client, body = fabric.anthropic(), {**BODY, "stream": True, "tools": TOOLS}
         whole = await client.messages.create(**BODY, tools=TOOLS)
         async with client.messages.stream(**BODY, tools=TOOLS) as stream:
@@ -174,7 +174,7 @@ async def test_truncated_tool_call_appears_once_streamed_and_unstreamed():
 
 async def test_blank_text_before_tool_calls_has_no_block():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [Delta(0, "\n\n"), *THOUGHT[5:]]
+        fabric["node-a"].behaviour.events = [Delta(0, "\n\n"), *THOUGHT[5:]]
         client = fabric.anthropic()
         whole = await client.messages.create(**BODY, tools=TOOLS)
         async with client.messages.stream(**BODY, tools=TOOLS) as stream:
@@ -195,7 +195,7 @@ async def test_blank_text_before_tool_calls_has_no_block():
 )
 async def test_stop_reason_follows_finish_reason(finished, max_tokens, reason):
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [finished]
+        fabric["node-a"].behaviour.events = [finished]
         client = fabric.anthropic()
         body = {**BODY, "max_tokens": max_tokens, "stop_sequences": ["END"]}
         whole = await client.messages.create(**body)
@@ -247,7 +247,7 @@ ERRORS = [
 @pytest.mark.parametrize(("error", "status", "kind", "message"), ERRORS, ids=str)
 async def test_node_error_maps_to_anthropic_type_and_status(error, status, kind, message):
     async with rig("a") as fabric:
-        fabric["node-a"].does.refuse = error
+        fabric["node-a"].behaviour.refuse = error
         with pytest.raises(anthropic.APIStatusError) as caught:
             await fabric.anthropic().messages.create(**BODY)
 
@@ -291,7 +291,7 @@ async def test_router_errors_have_anthropic_shape():
 async def test_context_overflow_error_has_wording_that_clients_match():
     async with rig("a") as fabric:
         refusal = RejectedError("it has 9 tokens", code="context_length_exceeded")
-        fabric["node-a"].does.refuse = refusal
+        fabric["node-a"].behaviour.refuse = refusal
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long: it has 9 tokens"):
             await fabric.anthropic().messages.create(**BODY)
 
@@ -303,7 +303,10 @@ async def test_tool_runner_resends_whole_conversation():
 
     async with rig("a") as fabric:
         call = ToolCall("weather", '{"city": "Paris"}')
-        fabric["node-a"].does.events = [ToolCalls((call,)), Finished(FinishReason.TOOL_CALLS, 1)]
+        fabric["node-a"].behaviour.events = [
+            ToolCalls((call,)),
+            Finished(FinishReason.TOOL_CALLS, 1),
+        ]
         tool = anthropic.beta_async_tool(weather)
         runner = fabric.anthropic().beta.messages.tool_runner(
             **BODY, tools=[tool], max_iterations=2
@@ -317,7 +320,10 @@ async def test_tool_runner_resends_whole_conversation():
 
 async def test_mid_stream_error_event_is_raised_by_sdk():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
+        fabric["node-a"].behaviour.events = [
+            Delta(0, "on"),
+            Failed(500, "engine_failed", "it broke"),
+        ]
         with pytest.raises(anthropic.APIStatusError, match="it broke"):
             async with fabric.anthropic().messages.stream(**BODY) as stream:
                 await stream.get_final_message()
@@ -326,8 +332,8 @@ async def test_mid_stream_error_event_is_raised_by_sdk():
 async def test_disconnected_client_cancels_turn():
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.events = [Delta(i, "word ") for i in range(500)]
-        node.does.delay_s = 0.01
+        node.behaviour.events = [Delta(i, "word ") for i in range(500)]
+        node.behaviour.delay_s = 0.01
         async with fabric.anthropic().messages.stream(**BODY) as stream:
             async for _ in stream:
                 break

@@ -83,7 +83,7 @@ def _tales(monkeypatch):
 async def test_dialect_formats_its_own_responses():
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.events = STOPPED
+        node.behaviour.events = STOPPED
         whole = await fabric.http().post(PATH, json=TALE)
         streamed = await fabric.http().post(PATH, json={**TALE, "stream": True})
         request = node.requests[0]
@@ -127,7 +127,10 @@ async def test_dialect_formats_every_error_below_its_path():
 
 async def test_mid_stream_error_is_the_last_event():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
+        fabric["node-a"].behaviour.events = [
+            Delta(0, "on"),
+            Failed(500, "engine_failed", "it broke"),
+        ]
         streamed = await fabric.http().post(PATH, json={**TALE, "stream": True})
 
     assert streamed.text.split("\n\n") == [

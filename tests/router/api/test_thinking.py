@@ -90,7 +90,7 @@ def test_chat_reasoning_object_disables_or_sets_effort():
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh"])
 def test_effort_reaches_node_unchanged(effort):
-    """The node maps efforts to tokens; the template gets the nearest effort that it knows."""
+    """The node maps efforts to tokens; the template gets the nearest effort that it supports."""
     for limit, options in (
         chat(reasoning_effort=effort),
         response(reasoning={"effort": effort}),

@@ -107,7 +107,7 @@ def test_page_never_sets_html():
     assert [p.name for p, text in own_texts().items() if dangerous.search(text)] == []
 
 
-def test_page_needs_nothing_from_elsewhere():
+def test_page_links_to_no_other_site():
     found = {p.name: OUTSIDE.findall(text) for p, text in own_texts().items()}
 
     assert {name: hits for name, hits in found.items() if hits} == {}

@@ -14,7 +14,7 @@ from router.fleet.agent_lists import AgentReports, read_list
 from router.fleet.directory import Directory
 from router.limits import AGENTS_PER_STEP, COLLECTED_AGENTS_MAX
 from router.placement.sketch_index import SketchIndex
-from tests.router.fleet.test_directory import KEY, apply_list, listing, noted, view
+from tests.router.fleet.test_directory import KEY, apply_list, listing, noted_view, view
 from tests.router.placement.test_sketch_index import chain
 
 pytestmark = pytest.mark.anyio
@@ -99,7 +99,7 @@ async def test_noted_agent_missing_from_lists_requires_whole_list():
     """The agent started and ended before the last list, and its start was noted late."""
     directory = Directory()
     apply_list(directory, listing("a", changes=5), 1.0)
-    directory.note(KEY, noted("a", 1, 2.0))
+    directory.note(KEY, noted_view("a", 1, 2.0))
     apply_list(directory, part(6, "bob", since=5), 1.5)
     assert not directory.needs_whole_list("a"), "the list was requested before the note"
 
@@ -113,7 +113,7 @@ async def test_noted_agent_missing_from_lists_requires_whole_list():
 async def test_noted_agent_that_is_listed_needs_no_whole_list():
     directory = Directory()
     apply_list(directory, listing("a", changes=5), 1.0)
-    directory.note(KEY, noted("a", 1, 2.0))
+    directory.note(KEY, noted_view("a", 1, 2.0))
     apply_list(directory, part(6, "alice", since=5), 3.0)
 
     assert not directory.needs_whole_list("a")

@@ -46,7 +46,7 @@ def apply_list(directory, agents, requested_s):
     return directory.end_list(agents, absent, requested_s)
 
 
-def noted(node, epoch, now_s, state=OWNED, group=None):
+def noted_view(node, epoch, now_s, state=OWNED, group=None):
     return Holding(node, epoch, state, now_s, group)
 
 
@@ -101,19 +101,19 @@ def test_released_owner_is_known_until_a_new_owner_appears():
     replica = replace(view("b", 1, REPLICA), node="c")
     apply_list(directory, listing("b", replica), requested_s=1.0)
     assert directory.released_owner(KEY) is None, "its last owner was c"
-    directory.note(KEY, noted("a", 2, now_s=2.0, state=REPLICA))
+    directory.note(KEY, noted_view("a", 2, now_s=2.0, state=REPLICA))
     assert directory.released_owner(KEY).node == "a", "the move is noted, but not listed yet"
     apply_list(directory, listing("a", view("a", 2, REPLICA)), requested_s=3.0)
     assert directory.released_owner(KEY).node == "a"
     assert (directory.agents_of_node("a"), directory.agents_of_node("b")) == ([KEY], [])
-    directory.note(KEY, noted("b", 4, now_s=4.0))
+    directory.note(KEY, noted_view("b", 4, now_s=4.0))
     assert directory.released_owner(KEY) is None
     assert (directory.agents_of_node("a"), directory.agents_of_node("b")) == ([], [KEY])
 
 
 def test_note_survives_older_list_but_not_newer_one():
     directory = Directory()
-    directory.note(KEY, noted("a", 5, now_s=10.0))
+    directory.note(KEY, noted_view("a", 5, now_s=10.0))
 
     assert apply_list(directory, listing("a", changes=1), requested_s=9.0) == []
     assert directory.owner(KEY).epoch == 5
@@ -126,16 +126,16 @@ def test_note_survives_older_list_but_not_newer_one():
 def test_note_of_same_epoch_keeps_listed_view():
     directory = Directory()
     apply_list(directory, listing("a", view("a", 2)), requested_s=1.0)
-    directory.note(KEY, noted("a", 2, now_s=2.0))
+    directory.note(KEY, noted_view("a", 2, now_s=2.0))
 
     assert directory.owner(KEY).view is not None
 
 
 def test_late_response_does_not_lower_epoch():
     directory = Directory()
-    directory.note(KEY, noted("a", 1, now_s=1.0))
-    directory.note(KEY, noted("a", 3, now_s=2.0))  # moved away and back
-    directory.note(KEY, noted("a", 1, now_s=3.0))  # a turn from before the moves
+    directory.note(KEY, noted_view("a", 1, now_s=1.0))
+    directory.note(KEY, noted_view("a", 3, now_s=2.0))  # moved away and back
+    directory.note(KEY, noted_view("a", 1, now_s=3.0))  # a turn from before the moves
 
     assert directory.owner(KEY).epoch == 3
     apply_list(directory, listing("a", view("a", 2), incarnation=2), 4.0)
@@ -149,21 +149,21 @@ def test_evicted_agent_restarts_above_its_last_epoch():
     assert apply_list(directory, listing("a", changes=2), requested_s=2.0) == [KEY]
 
     assert directory.next_epoch(KEY) == 3
-    assert directory.issued(KEY) == 0, "turns that ended there are not fenced"
+    assert directory.issued_epoch(KEY) == 0, "turns that ended there are not fenced"
 
 
 def test_newer_reported_claim_fences_older_one():
     """An earlier router issued the epoch, so turns below it are fenced."""
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
-    assert directory.issued(KEY) == 0
+    assert directory.issued_epoch(KEY) == 0
     apply_list(directory, listing("b", view("b", 7)), requested_s=2.0)
-    assert directory.issued(KEY) == 7
+    assert directory.issued_epoch(KEY) == 7
 
     late = Directory()  # the turn was sent earlier, and its reply follows the list
     apply_list(late, listing("b", view("b", 7)), requested_s=1.0)
-    late.note(KEY, noted("a", 1, now_s=2.0))
-    assert late.issued(KEY) == 7
+    late.note(KEY, noted_view("a", 1, now_s=2.0))
+    assert late.issued_epoch(KEY) == 7
 
 
 def test_claim_of_a_migration_fences_no_turn():
@@ -173,9 +173,9 @@ def test_claim_of_a_migration_fences_no_turn():
     directory.promise(KEY, 2)
     apply_list(directory, listing("b", view("b", 2)), requested_s=2.0)
 
-    assert directory.issued(KEY) == 0
+    assert directory.issued_epoch(KEY) == 0
     apply_list(directory, listing("b", view("b", 3), changes=2), requested_s=3.0)
-    assert directory.issued(KEY) == 3, "epoch 3 is another claim"
+    assert directory.issued_epoch(KEY) == 3, "epoch 3 is another claim"
 
 
 def test_replica_of_newer_claim_fences_no_turn():
@@ -183,15 +183,15 @@ def test_replica_of_newer_claim_fences_no_turn():
     apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
     apply_list(directory, listing("b", view("b", 7, REPLICA)), requested_s=2.0)
 
-    assert directory.issued(KEY) == 0
+    assert directory.issued_epoch(KEY) == 0
 
 
 def test_turn_below_erased_epoch_is_fenced():
     directory = Directory()
     apply_list(directory, listing("a", view("a", 1)), requested_s=1.0)
-    assert directory.issued(KEY) == 0
+    assert directory.issued_epoch(KEY) == 0
     directory.floor = lambda key: 1_001 if key == KEY else 0  # reported by a node that joins later
-    assert [directory.issued(KEY), directory.issued(("t", "bob"))] == [1_001, 0]
+    assert [directory.issued_epoch(KEY), directory.issued_epoch(("t", "bob"))] == [1_001, 0]
 
 
 def test_late_list_of_earlier_version_is_ignored():
@@ -290,7 +290,7 @@ def test_agents_are_counted_on_owner_or_reserved_node():
     reserved = directory.reserve(KEY, "a", 1)
     reserved.turns_count = 1
     assert counts() == [1, 0], "before its node reports the agent"
-    directory.note(KEY, noted("a", 1, 1.0))
+    directory.note(KEY, noted_view("a", 1, 1.0))
     assert counts() == [1, 0], "counted once"
     directory.release(KEY, reserved)
     assert counts() == [1, 0]

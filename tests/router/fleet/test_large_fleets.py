@@ -108,24 +108,24 @@ async def test_ranking_follows_load_state_and_lease():
         fabric[G].view_changes = speed
         await fleet.membership.refresh()
 
-        def first():
+        def first_names():
             found = snapshots.of_turn(fleet, replace(UNNAMED, tenant="other"))
             return Placement().decide(snapshots.facts_of(UNNAMED), found).node
 
-        assert first() == G
+        assert first_names() == G
         booked = fleet.ledger.begin(G, 600.0, cold=True)
-        assert first() != G
+        assert first_names() != G
         fleet.ledger.end(booked)
-        assert first() == G
+        assert first_names() == G
         fabric[G].view_changes = speed | {"state": "draining"}
         await fleet.membership.refresh()
-        assert first() != G
+        assert first_names() != G
         assert len(fleet.nodes.ranking("echo")) == 6
         fabric[G].view_changes = speed
         await fleet.membership.refresh()
-        assert first() == G
+        assert first_names() == G
         fleet.membership.find(G).heartbeat_s -= 60
-        assert first() != G, "before the expired lease was counted"
+        assert first_names() != G, "before the expired lease was counted"
         fleet.membership._count_expired()
         assert len(fleet.nodes.ranking("echo")) == 6
         fabric[G].view_changes = speed | {"model": "another"}

@@ -178,10 +178,10 @@ async def test_loading_node_keeps_lease_but_restarting_node_loses_it():
         world.clock.now_s += HEARTBEAT_S
         await world.heartbeat()
     assert world.health() is LeaseState.ALIVE
-    assert not world.membership.settled()
+    assert not world.membership.is_settled()
     world.links["a"].error = None
     await world.heartbeat()
-    assert world.membership.settled()
+    assert world.membership.is_settled()
     world.links["a"].error = loading
     world.clock.now_s += LEASE_S
     await world.heartbeat()
@@ -192,9 +192,9 @@ async def test_membership_settles_after_at_most_one_lease():
     world = await joined_world("a", "b")
     world.links["b"].error = NodeLostError("gone", "b")
     await world.membership.refresh()
-    assert not world.membership.settled()
+    assert not world.membership.is_settled()
     world.clock.now_s += LEASE_S
-    assert world.membership.settled()
+    assert world.membership.is_settled()
     assert world.health("unheard-of") is LeaseState.EXPIRED
 
 
@@ -250,7 +250,7 @@ async def test_outdated_heartbeat_reply_is_ignored():
         await gate.wait()
         return old_view
 
-    member.knows_changes = False
+    member.supports_changes = False
     fresh_call, link.call = link.call, late
     slow = asyncio.create_task(world.membership.heartbeat(member))
     await asyncio.sleep(0)

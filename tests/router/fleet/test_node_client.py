@@ -155,7 +155,7 @@ async def test_wrong_cluster_secret_is_a_500():
 
 async def test_closing_stream_cancels_turn_on_node():
     node = FakeNode("node-a")
-    node.does.delay_s = 0.05
+    node.behaviour.delay_s = 0.05
     async with Linked(node) as linked:
         events = linked.link.generate(REQUEST)
         await anext(events)
@@ -167,7 +167,7 @@ async def test_closing_stream_cancels_turn_on_node():
 async def test_expired_lease_interrupts_any_wait(moment, monkeypatch):
     monkeypatch.setattr("router.fleet.node_client.WATCH_S", 0.02)
     node = Server(ADMITTED, pause_s=60.0) if moment == "body" else FakeNode("node-a")
-    node.does.hang = moment != "body"
+    node.behaviour.hang = moment != "body"
     control = moment == "control"
     async with Linked(node) as linked:
         started_s = time.monotonic()
@@ -180,7 +180,7 @@ async def test_expired_lease_interrupts_any_wait(moment, monkeypatch):
 
 async def test_control_call_times_out():
     node = FakeNode("node-a")
-    node.does.hang = True
+    node.behaviour.hang = True
     async with Linked(node) as linked:
         with pytest.raises(NodeLostError) as caught:
             await linked.link.call(Describe(), NodeView, timeout_s=0.05)
@@ -233,7 +233,7 @@ def sealing(answer):
     node = FakeNode("node-a")
     node._http_control = answer
     by_ray = ConflictError("asked by Ray")
-    node.does.fail = {"describe": by_ray, "seal_agent": by_ray}
+    node.behaviour.fail = {"describe": by_ray, "seal_agent": by_ray}
     return node
 
 

@@ -49,7 +49,7 @@ async def test_requests_wait_for_node_reports(name):
         asking = asyncio.create_task(ask(fabric, name))
         await asyncio.sleep(0.1)
         waited = not asking.done()
-        fabric.services.erasure_exchange._heard |= {
+        fabric.services.erasure_exchange._reporters |= {
             "node-a",
             "node-b",
         }  # otherwise handshakes wait for each other
@@ -109,12 +109,12 @@ async def join(fabric, *names):
     """Make Ray list only these nodes, and collect their reports."""
     fabric.listed.clear()
     fabric.listed.update({name: fabric[name] for name in names})
-    fabric.services.erasure_exchange._heard |= set(names)
+    fabric.services.erasure_exchange._reporters |= set(names)
     await fabric.fleet.membership.discover()
     await fabric.fleet.membership.refresh()
 
 
-def of_node_b(monkeypatch):
+def requests_of_node_b(monkeypatch):
     for name, (verb, path, body) in list(REQUESTS.items()):
         elsewhere = path.replace("node-a", "node-b").replace("echo", "other")
         monkeypatch.setitem(REQUESTS, name, (verb, elsewhere, body))
@@ -122,7 +122,7 @@ def of_node_b(monkeypatch):
 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_missing_names_are_503_until_expected_nodes_have_joined(name, monkeypatch):
-    of_node_b(monkeypatch)
+    requests_of_node_b(monkeypatch)
     async with gathering() as fabric:
         await join(fabric, "node-a")
         early = await ask(fabric, name)
@@ -147,7 +147,7 @@ async def test_missing_names_are_503_until_expected_nodes_have_joined(name, monk
 
 @pytest.mark.parametrize("name", sorted(set(REQUESTS) - {"cancel"}))
 async def test_late_node_is_not_awaited_after_gathering_time(name, monkeypatch):
-    of_node_b(monkeypatch)
+    requests_of_node_b(monkeypatch)
     monkeypatch.setattr("router.fleet.node_discovery.GATHER_S", 0.0)
     async with gathering() as fabric:
         await join(fabric, "node-a")
@@ -193,7 +193,7 @@ async def test_fork_epoch_is_above_unreported_owner():
     nodes[1].blocks |= block_names("y" * 300)
     async with rig(nodes=nodes, scale=8.0, started=False) as fabric:
         await nodes[0].stop()
-        await until(fabric.fleet.membership.settled)
+        await until(fabric.fleet.membership.is_settled)
         fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()
         path = "/v1/agents/mira/fork"
         forked = await fabric.http().post(path, json={"as": "alice", "to": "node-b"})
@@ -216,7 +216,7 @@ async def test_owner_epoch_skips_above_unreported_later_owner(how, epochs):
         node.blocks |= block_names("y" * 300)
     async with rig(nodes=nodes, scale=8.0, started=False) as fabric:
         await nodes[0].stop()
-        await until(fabric.fleet.membership.settled)
+        await until(fabric.fleet.membership.is_settled)
         await until(lambda: not fabric.fleet.directory.undecided_agents())
         if how == "moved":
             moved = await migrate(fabric, "node-c")

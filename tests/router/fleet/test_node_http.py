@@ -118,13 +118,13 @@ async def test_opening_ahead_to_dead_node_is_no_error():
 
 async def test_turn_closed_early_closes_its_connection():
     async with Linked(Server()) as linked:
-        linked.node.does.delay_s = 0.05
+        linked.node.behaviour.delay_s = 0.05
         events = linked.link.generate(REQUEST)
         await anext(events)
         await events.aclose()
         await until(lambda: linked.node.cancelled and not linked.node.open_count)
 
-        linked.node.does.delay_s = 0.0
+        linked.node.behaviour.delay_s = 0.0
         await linked.turn()
         assert len(set(linked.node.peers)) == 2
 
@@ -272,7 +272,7 @@ async def test_long_body_is_resent_whole_on_retry():
 
 async def test_error_response_keeps_connection():
     async with Linked(Server()) as linked:
-        linked.node.does.refuse = ConflictError("no")
+        linked.node.behaviour.refuse = ConflictError("no")
         for _ in range(3):
             with pytest.raises(ConflictError):
                 await linked.turn()
@@ -362,7 +362,7 @@ async def test_response_without_end_is_dropped_after_limit(monkeypatch):
 
 async def test_cancelled_request_releases_its_connection():
     async with Linked(Server()) as linked:
-        linked.node.does.hang = True
+        linked.node.behaviour.hang = True
         for moment_s in (0.0, 0.001, 0.002, 0.003, 0.004, 0.006, 0.01, 0.05):
             asking = asyncio.create_task(linked.turn())
             await asyncio.sleep(moment_s)

@@ -15,7 +15,7 @@ from tests.router.rig import rig, until
 ETHERNET, CABLE = LinkKind.ETHERNET, LinkKind.THUNDERBOLT
 
 
-def at(number, *, machine=None, network=0, speed=1_000):
+def node_view(number, *, machine=None, network=0, speed=1_000):
     address = Address(f"10.0.{network}.{number % 250}", 7, ETHERNET, speed, prefix_bits=24)
     host = f"machine-{machine if machine is not None else number}"
     return replace(view(f"n{number:04}"), host=host, addresses=(address,))
@@ -33,7 +33,7 @@ def names(neighbours, name):
 
 
 def test_small_fleet_lists_all_peers():
-    views = [at(number, network=number) for number in range(PEERS_PER_NODE_MAX + 1)]
+    views = [node_view(number, network=number) for number in range(PEERS_PER_NODE_MAX + 1)]
     neighbours = neighbours_of(*views)
 
     for each in views:
@@ -42,7 +42,9 @@ def test_small_fleet_lists_all_peers():
 
 
 def test_large_fleet_lists_nearest_peers():
-    views = [at(number, network=number % 100, machine=number % 997) for number in range(1_000)]
+    views = [
+        node_view(number, network=number % 100, machine=number % 997) for number in range(1_000)
+    ]
     neighbours = neighbours_of(*views)
     peers_of = {each.name: names(neighbours, each.name) for each in views}
 
@@ -54,7 +56,10 @@ def test_large_fleet_lists_nearest_peers():
 
 
 def test_recent_transfer_partners_are_listed():
-    neighbours, partners = neighbours_of(*(at(number) for number in range(100))), RecentPartners()
+    neighbours, partners = (
+        neighbours_of(*(node_view(number) for number in range(100))),
+        RecentPartners(),
+    )
     for number in (50, 60, 70, 80, 90, 60, 0, 999):
         partners.note(f"n{number:04}", "n0000")
     peers = [peer.name for peer in neighbours.list_for("n0000", partners.of("n0000")).peers]
@@ -67,11 +72,11 @@ def test_recent_transfer_partners_are_listed():
 
 
 def test_departed_or_moved_peers_are_dropped():
-    neighbours = neighbours_of(*(at(number) for number in range(40)))
+    neighbours = neighbours_of(*(node_view(number) for number in range(40)))
     neighbours.drop("n0001")
     neighbours.drop("n0001")
     assert "n0001" not in names(neighbours, "n0000")
-    neighbours.put(replace(at(2, network=9), incarnation=5))
+    neighbours.put(replace(node_view(2, network=9), incarnation=5))
     [moved] = [p for p in neighbours.list_for("n0003").peers if p.name == "n0002"] or [None]
     assert moved is None or moved.incarnation == 5
     for number in range(40):

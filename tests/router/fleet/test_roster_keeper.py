@@ -71,13 +71,13 @@ async def router_over(nodes, store, *, listed=None, count=0, names=(), **options
         fabric.fleet.clock.wall_s = lambda: NOW_S + 5.0
         fabric.keeper = fabric.services.roster_keeper
         # Otherwise handshakes wait for each other.
-        fabric.services.erasure_exchange._heard |= {A, B}
+        fabric.services.erasure_exchange._reporters |= {A, B}
         await fabric.fleet.membership.discover()
         await fabric.fleet.membership.refresh()
         yield fabric
 
 
-def missing(fabric):
+def missing_nodes(fabric):
     return str(fabric.fleet.discovery.missing)
 
 
@@ -141,9 +141,9 @@ async def test_drained_node_is_awaited_again_only_after_it_takes_agents():
         await fabric.keeper.round()
     drained = [node.is_drained for node in store.roster.nodes]
     async with router_over(two_nodes(), store, listed=[B], count=2) as fabric:
-        without_a = missing(fabric)
+        without_a = missing_nodes(fabric)
     async with router_over(two_nodes(), store, listed=[A], count=2) as fabric:
-        without_b = missing(fabric)
+        without_b = missing_nodes(fabric)
         await fabric.keeper.round()
 
     assert drained == [True, False]
@@ -154,7 +154,7 @@ async def test_drained_node_is_awaited_again_only_after_it_takes_agents():
 async def test_configured_names_replace_roster():
     store = stored(A, B, C)
     async with router_over(two_nodes(), store, listed=[A], names=(A, B)) as fabric:
-        awaited = missing(fabric)
+        awaited = missing_nodes(fabric)
         await fabric.keeper.round()
 
     assert awaited == "node-b"
@@ -173,7 +173,7 @@ async def test_configured_names_replace_roster():
 async def test_awaited_nodes_depend_on_node_count_of_last_start(count, awaited):
     store = stored(A, B, C, configured=3)
     async with router_over(two_nodes(), store, listed=[A], count=count) as fabric:
-        assert missing(fabric) == awaited
+        assert missing_nodes(fabric) == awaited
 
 
 async def test_roster_is_trimmed_to_configured_count_after_gathering_time():
@@ -184,7 +184,7 @@ async def test_roster_is_trimmed_to_configured_count_after_gathering_time():
         early = store.names
         fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()
         await fabric.keeper.round()
-        awaited = missing(fabric)
+        awaited = missing_nodes(fabric)
 
     assert early == [A, B, C]
     assert (store.names, awaited) == ([A, B], "")
@@ -216,7 +216,7 @@ async def test_node_unseen_for_weeks_is_not_awaited():
     nodes = SeenNode(A, NOW_S), SeenNode(B, NOW_S - 9), SeenNode(C, early_s)
     store = MemoryStore(NodeRoster(0, nodes))
     async with router_over(two_nodes(), store, listed=[A]) as fabric:
-        awaited = missing(fabric)
+        awaited = missing_nodes(fabric)
         fabric.fleet.clock.wall_s = lambda: 5.0  # a clock that was reset
         await fabric.keeper.round()
 

@@ -112,7 +112,7 @@ async def test_reported_queue_of_this_routers_ended_prompts_does_not_count():
 
         await membership.refresh()  # perhaps reported before our prompt ended
         await membership.refresh()
-        assert 7.5 < queue_s() <= 8.0, "all of it is the other router's"
+        assert 7.5 < queue_s() <= 8.0, "the whole queue is the other router's"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ async def test_heartbeat_deadline_excludes_loop_stalls():
 
 async def test_silent_node_loses_lease_while_router_runs():
     async with rig(scale=20.0) as fabric:
-        fabric["node-a"].does.deaf.add("describe")
+        fabric["node-a"].behaviour.dropped_calls.add("describe")
         async with asyncio.timeout(30):
             while fabric.fleet.is_up("node-a"):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A process that takes a dead node's port learns neither the secret nor a prompt."""
+"""A process that takes a dead node's port receives neither the secret nor a prompt."""
 
 import asyncio
 import ssl

@@ -140,7 +140,7 @@ async def test_returning_owner_yields_to_successor():
 async def test_hung_owner_is_replaced_when_lease_expires():
     async with rig(scale=4.0, settings=RouterSettings(takeover_after_s=2.0)) as fabric:
         first = await fabric.chat(LONG, agent="alice")
-        fabric[node_of(first)].does.hang = True
+        fabric[node_of(first)].behaviour.hang = True
         second = await fabric.chat(LONG, "x", "y", agent="alice")
         nodes = (await fabric.http().get("/v1/nodes")).json()["data"]
 
@@ -153,11 +153,11 @@ async def test_hung_owner_is_replaced_when_lease_expires():
 async def test_stream_ends_with_error_when_node_hangs():
     async with rig(scale=4.0, settings=SOON) as fabric:
         for node in fabric.nodes.values():
-            node.does.delay_s = 0.02
+            node.behaviour.delay_s = 0.02
         asking = asyncio.create_task(fabric.chat(LONG, stream=True))
         await until(lambda: any(node.running for node in fabric.nodes.values()))
         node = next(node for node in fabric.nodes.values() if node.running)
-        node.does.delay_s, node.does.hang = 3600.0, True
+        node.behaviour.delay_s, node.behaviour.hang = 3600.0, True
         answer = await asking
 
     last = json.loads(answer.text.strip().split("\n\n")[-1][6:])
@@ -180,18 +180,18 @@ async def test_stream_outliving_its_lease_is_fenced():
     async with rig(scale=4.0, settings=SOON) as fabric:
         first = await fabric.chat(LONG, agent="alice")
         old = fabric[node_of(first)]
-        old.does.delay_s = 0.02
+        old.behaviour.delay_s = 0.02
         # Stream longer than all other steps take on a busy machine.
         slow = asyncio.create_task(fabric.chat("late " * 5000, agent="alice", max_tokens=5000))
         await until(lambda: old.running)
-        old.does.deaf.add("describe")
+        old.behaviour.dropped_calls.add("describe")
         await until(lambda: not fabric.fleet.is_up(old.name))
         second = await fabric.chat(LONG, "x", "y", agent="alice")
         assert not slow.done(), "its tokens still arrive"
-        old.does.delay_s = 0.0
+        old.behaviour.delay_s = 0.0
         late = await slow
         metrics = (await fabric.http().get("/metrics")).text
-        old.does.deaf.clear()
+        old.behaviour.dropped_calls.clear()
         await until(lambda: old.memory["default", "alice"].state is OwnerState.REPLICA)
         third = await fabric.chat(LONG, "x", "y", agent="alice")
         healed = (await fabric.http().get("/metrics")).text
@@ -223,7 +223,7 @@ async def test_turn_of_older_owner_is_fenced_when_newer_owner_reports():
     key = ("default", "alice")
     old, newer = DelayedNode("node-a"), FakeNode("node-b")
     old.memory[key] = Memory(*key, epoch=1)
-    old.does.deaf.add("release_agent")  # only the router can fence its turn
+    old.behaviour.dropped_calls.add("release_agent")  # only the router can fence its turn
     async with rig(nodes=[old, newer], settings=PATIENT) as fabric:
         late = asyncio.create_task(fabric.chat(LONG, agent="alice"))
         await old.has_turn.wait()
@@ -247,13 +247,13 @@ async def test_epoch_is_never_issued_twice():
         await old.stop()
         others = [node for node in fabric.nodes.values() if node is not old]
         for node in others:
-            node.does.first_delay_s = 2.5
+            node.behaviour.first_delay_s = 2.5
         asking = asyncio.create_task(fabric.chat(LONG, "x", "y", agent="alice"))
         await until(lambda: any(node.requests for node in others))
         slow = next(node for node in others if node.requests)
-        slow.does.deaf.add("describe")
+        slow.behaviour.dropped_calls.add("describe")
         other = next(node for node in others if node is not slow)
-        other.does.first_delay_s = 0.0
+        other.behaviour.first_delay_s = 0.0
         second = await asking
 
     assert node_of(second) == other.name
@@ -268,7 +268,7 @@ async def test_returning_owner_gets_epoch_above_unserved_successor():
         first = await fabric.chat(LONG, agent="alice")
         old = fabric[node_of(first)]
         successor = next(node for node in fabric.nodes.values() if node is not old)
-        successor.does.refuse = RetryLaterError("its disk is full")
+        successor.behaviour.refuse = RetryLaterError("its disk is full")
         await old.stop()
         refused = await fabric.chat(LONG, "x", "y", agent="alice")
         await old.restart()

@@ -136,7 +136,7 @@ def voters_grant_during_a_lease():
     return mock.patch.object(Ballot, "after", after)
 
 
-def routers_count_their_lease_from_the_answers():
+def leases_start_at_the_answers():
     end = RouterTerms.end
 
     def end_late(self, vote):
@@ -155,7 +155,7 @@ def one_vote_is_enough():
     "plant",
     [
         voters_grant_during_a_lease,
-        routers_count_their_lease_from_the_answers,
+        leases_start_at_the_answers,
         one_vote_is_enough,
     ],
     ids=lambda plant: plant.__name__,
@@ -223,7 +223,7 @@ def test_a_promotion_by_hand_needs_one_vote_and_is_kept_by_it():
     assert terms.held(2.0 + OWN_LEASE_S) is None
 
 
-def test_terms_begin_above_what_the_router_knows_and_are_given_up():
+def test_terms_begin_above_known_ones_and_are_released():
     terms = RouterTerms("one", 1, floor=20)
     assert terms.begin(0.0, is_trial=False).call == GrantTerm(21, "one", TERM_LEASE_S)
     assert terms.end(answered(terms.begin(0.0, is_trial=False), a=True))

@@ -48,7 +48,7 @@ def routes_of_agents(app):
     ]
 
 
-def one_of_two():
+def partial_fabric():
     """Return a router that expects two nodes and has found one."""
     settings = RouterSettings(nodes_expected=2)
     nodes = hibernation_nodes("node-a", "node-b")
@@ -57,7 +57,7 @@ def one_of_two():
 
 async def test_every_agent_route_answers_503_with_retry_after():
     refused = {}
-    async with one_of_two() as fabric:
+    async with partial_fabric() as fabric:
         await join(fabric, "node-a")
         http = fabric.http()
         for method, path, name in routes_of_agents(fabric.app):
@@ -74,7 +74,7 @@ async def test_every_agent_route_answers_503_with_retry_after():
 
 
 async def test_fork_to_name_possibly_on_awaited_node_is_503():
-    async with one_of_two() as fabric:
+    async with partial_fabric() as fabric:
         await join(fabric, "node-a")
         await fabric.chat("hi", agent="alice")
         answer = await fabric.http().post("/v1/agents/alice/fork", json={"as": "bob"})
@@ -86,7 +86,7 @@ async def test_fork_to_name_possibly_on_awaited_node_is_503():
 
 
 async def test_resume_with_replace_works_while_nodes_are_awaited():
-    async with one_of_two() as fabric:
+    async with partial_fabric() as fabric:
         await join(fabric, "node-a")
         path = "/v1/agents/alice/resume?replace=true"
         answer = await fabric.http().post(path, content=file_of())
@@ -96,7 +96,7 @@ async def test_resume_with_replace_works_while_nodes_are_awaited():
 
 
 async def test_replica_serves_once_its_owner_is_no_longer_awaited():
-    async with one_of_two() as fabric:
+    async with partial_fabric() as fabric:
         copy = Memory(*KEY, epoch=3, text="x" * 300, state=OwnerState.REPLICA, owner="node-b")
         fabric["node-a"].memory[KEY] = copy
         await join(fabric, "node-a")
@@ -109,4 +109,4 @@ async def test_replica_serves_once_its_owner_is_no_longer_awaited():
     assert (early.status_code, early.json()["error"]["code"]) == (503, "agents_unknown")
     assert late.status_code == 200, late.text
     assert shown["owner"] == "node-a"
-    assert shown["epoch"] > 1_024, "node-b may still own her"
+    assert shown["epoch"] > 1_024, "node-b may still own the agent"

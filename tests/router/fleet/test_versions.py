@@ -20,7 +20,6 @@ from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
 
 pytestmark = pytest.mark.anyio
-BY_NAME = {"sending", "fetching", "build"}  # whose names are no fields
 NEWS = {"news": {"of": ["a", "version"]}}
 
 
@@ -29,17 +28,18 @@ class NewerNode(FakeNode):
 
     async def __call__(self, raw):
         envelope = unpack(NamedMessage, await super().__call__(raw))
-        body = msgpack.packb(grown(msgpack.unpackb(envelope.body, strict_map_key=False)))
+        body = msgpack.packb(with_news(msgpack.unpackb(envelope.body, strict_map_key=False)))
         return pack(NamedMessage(envelope.name, body))
 
 
-def grown(value):
+def with_news(value):
     if isinstance(value, dict):
         # Counts by name are no fields.
         return {
-            k: v if k in {"sending", "fetching", "build"} else grown(v) for k, v in value.items()
+            k: v if k in {"sending", "fetching", "build"} else with_news(v)
+            for k, v in value.items()
         } | NEWS
-    return [grown(item) for item in value] if isinstance(value, list) else value
+    return [with_news(item) for item in value] if isinstance(value, list) else value
 
 
 async def states(fabric):
@@ -155,5 +155,5 @@ def test_only_unknown_fields_of_newer_answers_are_skipped():
         from_newer(AgentList, {**NEWS, "node": "node-a"})
     changes = ViewChanges(1, 2, 1, 0, {"state": "draining", **NEWS})
     view = FakeNode("node-a").view()
-    assert changes.applied_to(view) == replace(view, state="draining")
+    assert changes.apply_to(view) == replace(view, state="draining")
     assert known_part(NodeView, {"bytes": {"hot": 1, "x": 2}, "y": 3}) == {"bytes": {"hot": 1}}

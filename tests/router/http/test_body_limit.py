@@ -52,7 +52,7 @@ async def error_of(reader):
 async def test_unfinished_bodies_of_one_tenant_leave_room_for_others():
     opening = b'{"x": "' + b"," * (16 * MIB)
     async with rig("a", settings=TENANTS) as fabric:
-        fabric["node-a"].does.events = SILENT
+        fabric["node-a"].behaviour.events = SILENT
         held = [await open_body(fabric, KEY, BODY_BYTES_MAX, opening) for _ in range(8)]
         waiting = {asyncio.create_task(status_of(reader)) for reader, _ in held}
         refused = set()
@@ -117,13 +117,13 @@ async def test_bodies_without_valid_key_are_not_read():
 async def test_concurrent_requests_of_one_tenant_leave_room_for_others(monkeypatch):
     monkeypatch.setattr("router.http.body_limit.REQUESTS_MAX", 8)
     async with rig("a", settings=TENANTS) as fabric:
-        fabric["node-a"].does.delay_s = 0.02
+        fabric["node-a"].behaviour.delay_s = 0.02
         one, two = fabric.http(KEY), fabric.http(OTHER_KEY)
         many = [asyncio.create_task(one.post("/v1/chat/completions", json=CHAT)) for _ in range(8)]
         await until(lambda: fabric["node-a"].running == sum(not task.done() for task in many) == 4)
         other_request = asyncio.create_task(two.post("/v1/chat/completions", json=CHAT))
         await until(lambda: fabric["node-a"].running == 5)
-        fabric["node-a"].does.delay_s = 0.0
+        fabric["node-a"].behaviour.delay_s = 0.0
         theirs = await other_request
         statuses = [(await task).status_code for task in many]
         later = await one.post("/v1/chat/completions", json=CHAT)
@@ -161,7 +161,7 @@ async def test_hostile_json_is_rejected(body, status, code):
 async def test_prompt_of_32_mib_of_punctuation_reaches_node():
     text = ",[{" * (BODY_BYTES_MAX // 3 - 100)
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = SILENT
+        fabric["node-a"].behaviour.events = SILENT
         answer = await fabric.chat(text, max_tokens=1)
 
     assert answer.status_code == 200, answer.text[:300]

@@ -39,7 +39,7 @@ NODE_ERRORS = [
 @pytest.mark.parametrize("stream", [False, True])
 async def test_node_error_reaches_client_unchanged(error, kind, stream):
     async with rig("a", tended=False) as fabric:
-        fabric["node-a"].does.refuse = error
+        fabric["node-a"].behaviour.refuse = error
         with pytest.raises(kind) as caught:
             await fabric.openai().chat.completions.create(model=MODEL, messages=USER, stream=stream)
 
@@ -54,7 +54,7 @@ async def test_node_error_reaches_client_unchanged(error, kind, stream):
 
 async def test_disputed_owner_is_503():
     async with rig("a", tended=False) as fabric:
-        fabric["node-a"].does.refuse = RetryElsewhereError("not mine")
+        fabric["node-a"].behaviour.refuse = RetryElsewhereError("not mine")
         answer = await fabric.chat("hi", agent="alice")
         requests = len(fabric["node-a"].requests)
 
@@ -78,7 +78,7 @@ async def test_disputed_owner_is_503():
 )
 async def test_malformed_node_response_is_500(raw):
     async with rig("a", tended=False) as fabric:
-        fabric["node-a"].does.raw_answer = raw
+        fabric["node-a"].behaviour.raw_answer = raw
         answer = await fabric.chat("hi")
 
     assert answer.status_code == 500
@@ -180,7 +180,7 @@ async def test_log_contains_no_prompt_text(caplog):
             await fabric.chat("sesame", agent="alice")
             await fabric.chat("sesame", stream=True)
             await fabric.http().post("/v1/chat/completions", content=b'{"sesame"')
-            fabric["node-a"].does.break_after = fabric["node-b"].does.break_after = 2
+            fabric["node-a"].behaviour.break_after = fabric["node-b"].behaviour.break_after = 2
             await fabric.chat("sesame", agent="alice")
 
     ours = [record for record in caplog.records if record.name.startswith("macfabric")]

@@ -26,7 +26,7 @@ async def set_prompt_limits(fabric, *nodes_bytes):
     """Set the prompt limits that the nodes report."""
     for node, size_bytes in zip(fabric.nodes.values(), nodes_bytes, strict=True):
         node.view_changes["prompt_bytes_max"] = size_bytes
-        node.does.events = SILENT
+        node.behaviour.events = SILENT
     await fabric.fleet.membership.refresh()
 
 

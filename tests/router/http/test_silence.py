@@ -30,8 +30,8 @@ async def test_idle_stream_sends_keepalives_before_answer(monkeypatch, path, idl
     monkeypatch.setattr(router.http.sse, "STREAM_SILENCE_S", 0.02)
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.events = ANSWER_EVENTS
-        node.does.delay_s = 0.3  # behind its admission
+        node.behaviour.events = ANSWER_EVENTS
+        node.behaviour.delay_s = 0.3  # behind its admission
         async with fabric.http().stream("POST", path, json=BODY) as answer:
             raw = b"".join([part async for part in answer.aiter_raw()])
 
@@ -44,7 +44,7 @@ async def test_idle_stream_sends_keepalives_before_answer(monkeypatch, path, idl
 async def test_nothing_is_sent_after_end_of_stream(monkeypatch):
     monkeypatch.setattr(router.http.sse, "STREAM_SILENCE_S", 0.0)
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = ANSWER_EVENTS
+        fabric["node-a"].behaviour.events = ANSWER_EVENTS
         for _ in range(20):
             answer = await fabric.http().post("/v1/chat/completions", json=BODY)
             assert answer.text.endswith("[DONE]\n\n")
@@ -58,8 +58,8 @@ COMPUTED = (Prefilling(3), Prefilling(5), *ANSWER_EVENTS)
 async def test_keepalives_report_prefill_progress(monkeypatch, path, idle):
     monkeypatch.setattr(router.http.sse, "STREAM_SILENCE_S", 0.02)
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = COMPUTED
-        fabric["node-a"].does.delay_s = 0.3
+        fabric["node-a"].behaviour.events = COMPUTED
+        fabric["node-a"].behaviour.delay_s = 0.3
         async with fabric.http().stream("POST", path, json=BODY) as answer:
             raw = b"".join([part async for part in answer.aiter_raw()])
 
@@ -74,8 +74,8 @@ async def test_keepalives_report_prefill_progress(monkeypatch, path, idle):
 async def test_both_sdks_ignore_prefill_progress(monkeypatch):
     monkeypatch.setattr(router.http.sse, "STREAM_SILENCE_S", 0.02)
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = COMPUTED
-        fabric["node-a"].does.delay_s = 0.2
+        fabric["node-a"].behaviour.events = COMPUTED
+        fabric["node-a"].behaviour.delay_s = 0.2
         messages = BODY["messages"]
         for count in (1, 2):
             stream = await fabric.openai().chat.completions.create(

@@ -21,8 +21,8 @@ async def test_nothing_is_written_to_disconnected_reader(caplog):
     # In one burst, so that much is still unsent when the reader disconnects.
     burst = b"".join(encode_event(Delta(i, "word ")) for i in range(WORDS))
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [burst] * 40 + [Finished(FinishReason.STOP, 40 * WORDS)]
-        fabric["node-a"].does.delay_s = 0.02
+        fabric["node-a"].behaviour.events = [burst] * 40 + [Finished(FinishReason.STOP, 40 * WORDS)]
+        fabric["node-a"].behaviour.delay_s = 0.02
         for _ in range(5):
             await asyncio.to_thread(read_a_little, fabric.url)
         await until(lambda: fabric["node-a"].cancelled == 5)

@@ -4,7 +4,7 @@ import pytest
 
 from fabric.keys import OPERATOR_HEADER
 from fabric.settings import RouterSettings
-from router.app import described
+from router.app import describe_api
 from router.cli.data_folder import DataFolder
 from router.http.auth import WATCHED_PATHS
 from router.http.forwarded import Forwarding, Principal
@@ -15,7 +15,9 @@ pytestmark = pytest.mark.anyio
 WATCH = "a-key-that-only-watches"
 SETTINGS = RouterSettings(api_keys={"one": KEY}, loopback_without_key=True, takeover_after_s=20.0)
 ROUTES = sorted(
-    (method.upper(), path) for path, methods in described()["paths"].items() for method in methods
+    (method.upper(), path)
+    for path, methods in describe_api()["paths"].items()
+    for method in methods
 )
 
 
@@ -40,7 +42,7 @@ async def test_metrics_nodes_and_events_are_shown():
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_everything_else_is_refused(method, path):
+async def test_other_requests_are_refused(method, path):
     """This holds on the router's own machine, too, which needs no key."""
     shown = path.replace("{agent}", "mira").replace("{node}", "node-a")
     async with rig("a", settings=SETTINGS, watch_key=WATCH) as fabric:

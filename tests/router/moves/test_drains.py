@@ -32,7 +32,7 @@ async def drain_result(fabric, node, http=None):
     return (await node_row(fabric, node, http))["drain"]
 
 
-async def crowd(fabric, node, sizes, **options):
+async def fill_node(fabric, node, sizes, **options):
     """Give a node agents with these numbers of words."""
     for other in fabric.nodes.values():
         other.is_draining = other.name != node
@@ -50,7 +50,7 @@ async def test_drain_moves_smallest_agents_first_and_admits_none(monkeypatch):
     sizes = {"large": 3000, "small": 20, "middle": 600}
     nodes = [FakeNode(f"node-{letter}", copy_s=0.05) for letter in "abc"]
     async with rig(nodes=nodes) as fabric:
-        await crowd(fabric, "node-a", sizes)
+        await fill_node(fabric, "node-a", sizes)
         departures = []
         nodes[0].after["release_agent"] = lambda: note_departures(fabric, departures)
         started = await drain(fabric, "node-a")
@@ -87,7 +87,7 @@ async def note_departures(fabric, departures):
 
 async def test_drain_prefers_node_with_replica():
     async with rig() as fabric:
-        await crowd(fabric, "node-a", {"alice": 500})
+        await fill_node(fabric, "node-a", {"alice": 500})
         for target in ("node-c", "node-b", "node-a"):  # node-b was the last owner
             if target != "node-b":
                 await fabric.http().post("/v1/agents/alice/migrate", json={"to": target})
@@ -101,15 +101,15 @@ async def test_drain_prefers_node_with_replica():
 async def test_stuck_agents_are_shown_to_their_tenant_and_retried():
     async with rig("ab", settings=TWO_TENANTS) as fabric:
         one, two = fabric.http(KEY), fabric.http(OTHER_KEY)
-        await crowd(fabric, "node-a", {"alice": 50, "adam": 60}, http=one)
-        await crowd(fabric, "node-a", {"bella": 50}, http=two)
+        await fill_node(fabric, "node-a", {"alice": 50, "adam": 60}, http=one)
+        await fill_node(fabric, "node-a", {"bella": 50}, http=two)
         refusal = ConflictError("the disk is full", code="cannot_seal")
-        fabric["node-a"].does.fail["seal_agent"] = refusal
+        fabric["node-a"].behaviour.fail["seal_agent"] = refusal
         await drain(fabric, "node-a", one)
         mine = await drain_result(fabric, "node-a", one)
         others = (await node_row(fabric, "node-a", two))["drain"]
         served = await fabric.chat("word " * 50, "x", "y", agent="alice", http=one)
-        fabric["node-a"].does.fail.clear()
+        fabric["node-a"].behaviour.fail.clear()
         await drain(fabric, "node-a", one)
         done = await drain_result(fabric, "node-a", one)
 
@@ -125,7 +125,7 @@ async def test_stuck_agents_are_shown_to_their_tenant_and_retried():
 
 async def test_drain_without_destination_is_stuck():
     async with rig("ab") as fabric:
-        await crowd(fabric, "node-a", {"alice": 50})
+        await fill_node(fabric, "node-a", {"alice": 50})
         fabric["node-b"].view_changes = {"fingerprint": "e" * 64}
         await drain(fabric, "node-a")
         other_model = await drain_result(fabric, "node-a")
@@ -141,7 +141,7 @@ async def test_drain_without_destination_is_stuck():
 async def test_undrain_finishes_running_moves_and_keeps_other_agents():
     nodes = [FakeNode(f"node-{letter}", copy_s=0.3) for letter in "ab"]
     async with rig(nodes=nodes) as fabric:
-        await crowd(fabric, "node-a", {f"agent-{i}": 30 + i for i in range(8)})
+        await fill_node(fabric, "node-a", {f"agent-{i}": 30 + i for i in range(8)})
         await drain(fabric, "node-a")
         await until(lambda: nodes[1].calls["copy_blocks"] >= 3)
         back = await drain(fabric, "node-a", verb="undrain")
@@ -158,7 +158,7 @@ async def test_undrain_finishes_running_moves_and_keeps_other_agents():
 
 async def test_router_resumes_drain_of_draining_node():
     async with rig("ab", tended=False) as fabric:
-        await crowd(fabric, "node-a", {"alice": 50, "bella": 70})
+        await fill_node(fabric, "node-a", {"alice": 50, "bella": 70})
         fabric["node-a"].is_draining = True  # drained by a router that has ended
         await fabric.fleet.membership.refresh()
         fabric.services.drains.sweep()
@@ -173,7 +173,7 @@ async def test_router_resumes_drain_of_draining_node():
 
 async def test_drain_of_unknown_or_lost_node_is_refused():
     async with rig("ab", scale=4.0) as fabric:
-        await crowd(fabric, "node-a", {"alice": 50})
+        await fill_node(fabric, "node-a", {"alice": 50})
         unknown = await drain(fabric, "node-z")
         await fabric["node-b"].stop()
         await until(lambda: not fabric.fleet.is_up("node-b"))

@@ -19,7 +19,7 @@ DAY_S = 86_400.0
 WALL_S = 1_700_000_000.0
 
 
-def shift(monkeypatch, seconds):
+def move_wall_clock(monkeypatch, seconds):
     monkeypatch.setattr(ScaledClock, "wall_s", lambda _: WALL_S + seconds)
 
 
@@ -60,7 +60,7 @@ async def test_returning_node_gets_tombstones_before_it_serves(routers):
     assert KEY in holder.memory
     # Only the nodes have tombstones. To the next router, the one without them reports first.
     for node in nodes:
-        node.does.slow["describe"] = 0.0 if node is holder else 0.1
+        node.behaviour.slow["describe"] = 0.0 if node is holder else 0.1
     async with rig(nodes=nodes, scale=4.0) as fabric:
         await until(lambda: fabric.fleet.membership.find(holder.name).listed is not None)
         assert KEY not in holder.memory
@@ -80,13 +80,13 @@ async def test_wrong_clocks_do_not_restore_erased_agent(monkeypatch, days):
         at_erasure = iter(shifts_s)
         for node in nodes:
             node.memory.clear()
-        shift(monkeypatch, next(at_erasure))
+        move_wall_clock(monkeypatch, next(at_erasure))
         async with rig(nodes=nodes, scale=4.0) as fabric:
             holder = await start_alice(fabric)
             await holder.stop()
             await until(lambda: not fabric.fleet.is_up(holder.name))  # noqa: B023
             await erase(fabric)
-        shift(monkeypatch, next(at_erasure))
+        move_wall_clock(monkeypatch, next(at_erasure))
         async with rig(nodes=[n for n in nodes if n is not holder], scale=4.0) as fabric:
             tombstones = tuple(fabric.services.erasure_exchange.known)
         async with rig(nodes=nodes, scale=4.0) as fabric:
@@ -101,9 +101,9 @@ async def test_turn_during_erasure_does_not_keep_agent():
     async with rig(nodes=three_nodes(), scale=4.0) as fabric:
         owner = await start_alice(fabric)
         first = owner.memory[KEY].epoch
-        owner.does.slow["erase_agent"] = 1.0
+        owner.behaviour.slow["erase_agent"] = 1.0
         erasing = asyncio.create_task(erase(fabric))
-        await until(lambda: fabric.fleet.directory.issued(KEY) > first)
+        await until(lambda: fabric.fleet.directory.issued_epoch(KEY) > first)
         again = await fabric.chat(TEXT, agent="alice")
         await erasing
 
@@ -117,7 +117,7 @@ async def test_heartbeat_during_erasure_does_not_bypass_receipt():
     async with rig("a", scale=4.0) as fabric:
         owner = await start_alice(fabric)
         shared_count = owner.calls["share_erasures"]
-        owner.does.slow["erase_agent"] = 1.0
+        owner.behaviour.slow["erase_agent"] = 1.0
         erasing = asyncio.create_task(erase(fabric))
         await until(lambda: owner.calls["erase_agent"])
         await fabric.fleet.membership.refresh()

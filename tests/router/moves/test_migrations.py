@@ -122,7 +122,7 @@ async def test_agent_serves_during_copy_and_waits_during_seal():
 async def test_source_without_handover_finishes_its_turn_first():
     async with rig("ab") as fabric:
         source, target = await begin_turn(fabric)
-        source.does.delay_s = 0.01
+        source.behaviour.delay_s = 0.01
         running = asyncio.create_task(
             fabric.chat(LONG, "x", "y", agent="alice", stream=True, max_tokens=40)
         )
@@ -161,7 +161,9 @@ async def test_failed_step_leaves_source_serving(step, error, monkeypatch):
     monkeypatch.setattr("router.moves.migration.SEAL_WAIT_S", 0.0)
     async with rig("ab") as fabric:
         source, target = await begin_turn(fabric)
-        (source if step in ("offer_migration", "seal_agent") else target).does.fail[step] = error
+        (source if step in ("offer_migration", "seal_agent") else target).behaviour.fail[step] = (
+            error
+        )
         moved = await migrate(fabric, target.name)
         after = await fabric.chat(LONG, "x", "y", agent="alice")
         claims = owners(fabric)
@@ -178,7 +180,7 @@ async def test_epoch_of_failed_commit_is_not_reused():
     async with rig("abc") as fabric:
         source, target = await begin_turn(fabric)
         third = next(node for node in fabric.nodes.values() if node not in (source, target))
-        target.does.fail["commit_migration"] = FabricError("the disk refused")
+        target.behaviour.fail["commit_migration"] = FabricError("the disk refused")
         failed = await migrate(fabric, target.name)
         moved = await migrate(fabric, third.name)
 
@@ -190,7 +192,7 @@ async def test_undecided_target_leaves_no_owner_at_a_lower_epoch():
     async with rig("ab") as fabric:
         source, target = await begin_turn(fabric)
         undecided = FabricError("the disk cannot tell", code=UNDECIDED)
-        target.does.fail |= {"commit_migration": undecided, "abort_migration": undecided}
+        target.behaviour.fail |= {"commit_migration": undecided, "abort_migration": undecided}
         failed = await migrate(fabric, target.name)
         stepped_down = source.memory[KEY]
         seen = stepped_down.state, stepped_down.epoch
@@ -210,7 +212,7 @@ async def test_corrupt_block_makes_source_verify_its_blocks():
         def _offer(self, call):
             verify_flags.append(call.verify)
             offer = super()._offer(call)
-            target.does.fail.pop("copy_blocks", None) if call.verify else None
+            target.behaviour.fail.pop("copy_blocks", None) if call.verify else None
             return offer
 
     source = Source("node-a")
@@ -219,7 +221,7 @@ async def test_corrupt_block_makes_source_verify_its_blocks():
         target.is_draining = True
         await fabric.chat(LONG, agent="alice")
         target.is_draining = False
-        target.does.fail["copy_blocks"] = CorruptDataError("bits")
+        target.behaviour.fail["copy_blocks"] = CorruptDataError("bits")
         moved = await migrate(fabric, target.name)
 
     assert moved.status_code == 200
@@ -250,7 +252,7 @@ async def test_node_death_at_any_step_leaves_one_owner(step, side):
 async def test_commit_with_lost_reply_counts_if_applied():
     async with rig("ab") as fabric:
         source, target = await begin_turn(fabric)
-        target.does.mute.add("commit_migration")
+        target.behaviour.lost_replies.add("commit_migration")
         moved = await migrate(fabric, target.name)
         after = await fabric.chat(LONG, "x", "y", agent="alice")
 
@@ -265,7 +267,7 @@ async def test_lost_commit_is_aborted_on_both_nodes(monkeypatch):
     shorten(monkeypatch, CommitMigration, 0.2)
     async with rig("ab") as fabric:
         source, target = await begin_turn(fabric)
-        target.does.deaf.add("commit_migration")
+        target.behaviour.dropped_calls.add("commit_migration")
         moved = await migrate(fabric, target.name)
         after = await fabric.chat(LONG, "x", "y", agent="alice")
 
@@ -282,10 +284,10 @@ async def test_failed_release_is_retried(is_listed):
         source, target = await begin_turn(fabric)
         if is_listed:
             target.after["commit_migration"] = fabric.fleet.membership.refresh
-        source.does.fail["release_agent"] = RetryLaterError("busy")
+        source.behaviour.fail["release_agent"] = RetryLaterError("busy")
         moved = await migrate(fabric, target.name)
         assert source.memory[KEY].state is OwnerState.SEALED
-        del source.does.fail["release_agent"]
+        del source.behaviour.fail["release_agent"]
         await until(lambda: source.memory[KEY].state is OwnerState.REPLICA)
 
     assert moved.status_code == 200
@@ -302,10 +304,10 @@ async def test_release_is_retried_after_target_dies():
             await target.stop()
 
         target.after["commit_migration"] = list_and_die
-        source.does.fail["release_agent"] = RetryLaterError("busy")
+        source.behaviour.fail["release_agent"] = RetryLaterError("busy")
         moved = await migrate(fabric, target.name)
         assert source.memory[KEY].state is OwnerState.SEALED
-        source.does.fail.clear()
+        source.behaviour.fail.clear()
         await until(lambda: source.memory[KEY].state is OwnerState.REPLICA)
 
     assert moved.status_code == 503
@@ -326,7 +328,7 @@ async def test_migration_continues_when_client_disconnects():
 async def test_stopping_router_aborts_running_migration():
     async with rig("ab") as fabric:
         source, target = await begin_turn(fabric)
-        target.does.slow["commit_migration"] = 30.0
+        target.behaviour.slow["commit_migration"] = 30.0
         asking = asyncio.create_task(migrate(fabric, target.name))
         await until(lambda: source.memory[KEY].state is OwnerState.SEALED)
         fabric.tending.cancel()
@@ -340,7 +342,7 @@ async def test_stopping_router_aborts_running_migration():
 async def test_silent_node_is_not_a_migration_target():
     async with rig("ab", scale=4.0) as fabric:
         source, target = await begin_turn(fabric)
-        target.does.hang = True
+        target.behaviour.hang = True
         await until(lambda: not fabric.fleet.is_up(target.name))
         moved = await migrate(fabric, target.name)
 

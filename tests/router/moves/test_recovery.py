@@ -52,7 +52,7 @@ async def test_sealed_agent_belongs_to_committed_target():
 
 async def test_sealed_agent_waits_while_target_is_suspect():
     async with rig(nodes=[sealed_node(), FakeNode("node-b")], tended=False) as fabric:
-        fabric["node-b"].does.hang = True
+        fabric["node-b"].behaviour.hang = True
         fabric.fleet.membership.find("node-b").heartbeat_s -= 4.0  # suspect
         heartbeat = fabric.fleet.membership.heartbeat
         fabric.fleet.membership.heartbeat = lambda member, *rest, **named: heartbeat(member, 0.05)
@@ -143,7 +143,7 @@ async def test_equal_claims_are_decided_by_number_of_turns(turns, owner):
 async def test_undecided_target_makes_source_release():
     """The target's disk may hold the commit, so the agent continues at a higher epoch."""
     target = FakeNode("node-b")
-    target.does.fail["abort_migration"] = FabricError("the disk cannot tell", code=UNDECIDED)
+    target.behaviour.fail["abort_migration"] = FabricError("the disk cannot tell", code=UNDECIDED)
     async with rig(nodes=[sealed_node(), target]) as fabric:
         answer = await ask(fabric)
 

@@ -14,13 +14,13 @@ TWO = RouterSettings(takeover_after_s=20.0, replicas=1)
 
 def inspected_agents(services, monkeypatch):
     """Record the agents that sweeps inspect."""
-    inspected, inspect = [], services.replicas._look
+    inspected, inspect = [], services.replicas._find_due_copies
 
     def record_and_inspect(key, takes):
         inspected.append(key[1])
         return inspect(key, takes)
 
-    monkeypatch.setattr(services.replicas, "_look", record_and_inspect)
+    monkeypatch.setattr(services.replicas, "_find_due_copies", record_and_inspect)
     return inspected
 
 

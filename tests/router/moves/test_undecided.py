@@ -16,10 +16,10 @@ async def undecided_move(fabric, tokens_per_s=1000.0):
     source, target = await begin_turn(fabric)
     source.view_changes = {"prefill_tokens_per_s": tokens_per_s}
     undecided = FabricError("the disk cannot tell", code=UNDECIDED)
-    target.does.fail |= {"commit_migration": undecided, "abort_migration": undecided}
+    target.behaviour.fail |= {"commit_migration": undecided, "abort_migration": undecided}
     await migrate(fabric, target.name)
     assert source.memory[KEY].state is OwnerState.REPLICA
-    target.does.fail.clear()
+    target.behaviour.fail.clear()
     return source
 
 

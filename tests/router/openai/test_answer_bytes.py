@@ -122,8 +122,8 @@ async def answers():
 async def answer(fabric, name):
     method, path, body, does = CASES[name]
     node = fabric["node-a"]
-    node.does.events = list(does) if isinstance(does, tuple) else None
-    node.does.refuse = does if isinstance(does, Exception) else None
+    node.behaviour.events = list(does) if isinstance(does, tuple) else None
+    node.behaviour.refuse = does if isinstance(does, Exception) else None
     content = body if isinstance(body, bytes) else json.dumps(body) if body is not None else None
     headers = {"x-agent-id": name.replace(" ", "-").replace(",", "")}
     if name == "chat with a wrong hint":

@@ -99,7 +99,7 @@ async def test_tool_calls_are_equal_streamed_and_unstreamed():
         Finished(FinishReason.TOOL_CALLS, 9),
     ]
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = events
+        fabric["node-a"].behaviour.events = events
         client = fabric.openai()
         whole = await client.chat.completions.create(model=MODEL, messages=USER, tools=tools)
         async with client.chat.completions.stream(
@@ -131,7 +131,7 @@ async def test_tool_calls_stream_as_they_are_generated():
         Finished(FinishReason.TOOL_CALLS, 9),
     ]
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = events
+        fabric["node-a"].behaviour.events = events
         client = fabric.openai()
         whole = await client.chat.completions.create(model=MODEL, messages=USER)
         async with client.chat.completions.stream(model=MODEL, messages=USER) as stream:
@@ -154,7 +154,7 @@ async def test_tool_calls_stream_as_they_are_generated():
 
 async def test_truncated_tool_call_appears_once_streamed_and_unstreamed():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [
+        fabric["node-a"].behaviour.events = [
             ToolCallPart(0, "first", "look", '{"at": '),
             ToolCallPart(1, "first", "", '"the'),
             ToolCalls((ToolCall("look", '{"at": "the', "first", is_broken=True),)),
@@ -179,7 +179,7 @@ async def test_truncated_tool_call_appears_once_streamed_and_unstreamed():
 
 async def test_content_is_null_when_there_are_only_tool_calls():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [
+        fabric["node-a"].behaviour.events = [
             ToolCalls((ToolCall("look", "{}"),)),
             Finished(FinishReason.TOOL_CALLS, 3),
         ]
@@ -190,7 +190,7 @@ async def test_content_is_null_when_there_are_only_tool_calls():
 
 async def test_reasoning_is_separate_from_content():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [
+        fabric["node-a"].behaviour.events = [
             Delta(0, "hm", reasoning=True),
             Delta(1, "yes"),
             Finished(FinishReason.LENGTH, 2),
@@ -210,7 +210,7 @@ async def test_reasoning_is_separate_from_content():
 async def test_logprobs_are_returned_whole_and_streamed():
     token = TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5)))
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [
+        fabric["node-a"].behaviour.events = [
             Delta(0, "a", logprobs=(token,)),
             Finished(FinishReason.STOP, 1),
         ]
@@ -234,7 +234,7 @@ async def test_logprobs_are_returned_whole_and_streamed():
 async def test_disconnected_client_cancels_turn_on_node(stream):
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.delay_s = 0.05
+        node.behaviour.delay_s = 0.05
         client = fabric.openai()
         words = [{"role": "user", "content": "word " * 500}]
         if stream:
@@ -260,7 +260,7 @@ async def test_disconnected_client_cancels_turn_on_node(stream):
 async def test_client_disconnect_before_first_event_cancels_turn():
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.first_delay_s = 30
+        node.behaviour.first_delay_s = 30
         asking = asyncio.create_task(fabric.chat("hello"))
         await until(lambda: node.requests)
         asking.cancel()
@@ -271,7 +271,7 @@ async def test_client_disconnect_before_first_event_cancels_turn():
 async def test_stream_ends_with_error_when_node_breaks_off():
     async with rig("ab") as fabric:
         for node in fabric.nodes.values():
-            node.does.break_after = 3
+            node.behaviour.break_after = 3
         stream = await fabric.openai().chat.completions.create(
             model=MODEL, messages=USER, stream=True
         )
@@ -291,7 +291,7 @@ async def test_stream_ends_with_error_when_node_breaks_off():
 
 async def test_unstreamed_chat_fails_when_node_breaks_off():
     async with rig("a") as fabric:
-        fabric["node-a"].does.break_after = 3
+        fabric["node-a"].behaviour.break_after = 3
         with pytest.raises(openai.InternalServerError) as caught:
             await fabric.openai().chat.completions.create(model=MODEL, messages=USER)
 
@@ -301,7 +301,10 @@ async def test_unstreamed_chat_fails_when_node_breaks_off():
 
 async def test_node_failure_ends_stream_with_its_code():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [Delta(0, "x"), Failed(500, "engine_failed", "it broke")]
+        fabric["node-a"].behaviour.events = [
+            Delta(0, "x"),
+            Failed(500, "engine_failed", "it broke"),
+        ]
         answer = await fabric.chat("hello", stream=True)
         whole = await fabric.chat("hello")
 
@@ -319,8 +322,8 @@ async def test_node_failure_ends_stream_with_its_code():
 async def test_slow_reader_does_not_block_others():
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.events = [Delta(i, "x" * 50_000) for i in range(400)]
-        node.does.events.append(Finished(FinishReason.STOP, 400))
+        node.behaviour.events = [Delta(i, "x" * 50_000) for i in range(400)]
+        node.behaviour.events.append(Finished(FinishReason.STOP, 400))
         _, writer = await asyncio.open_connection("127.0.0.1", int(fabric.url.split(":")[2]))
         fabric.writers.append(writer)
         body = json.dumps({"model": MODEL, "messages": USER, "stream": True}).encode()
@@ -331,7 +334,7 @@ async def test_slow_reader_does_not_block_others():
         await until(lambda: node.running)
         await asyncio.sleep(0.3)
         assert node.finished == 0, "the client that does not read slows its node"
-        node.does.events = None
+        node.behaviour.events = None
         quick = await fabric.chat("hello")
         writer.transport.abort()
         await until(lambda: node.cancelled == 1)

@@ -43,7 +43,7 @@ async def test_logprobs_have_text_offsets_across_stream():
         Finished(FinishReason.STOP, 2),
     ]
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = events
+        fabric["node-a"].behaviour.events = events
         client = fabric.openai()
         whole = await client.completions.create(model=MODEL, prompt="x", logprobs=2)
         stream = await client.completions.create(model=MODEL, prompt="x", logprobs=2, stream=True)

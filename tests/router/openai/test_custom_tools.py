@@ -103,7 +103,7 @@ def test_invalid_grammar_is_rejected_with_its_parameter(tool, param):
 
 async def test_sdk_reads_custom_tool_input_as_text():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = CALLS
+        fabric["node-a"].behaviour.events = CALLS
         done = await fabric.openai().chat.completions.create(
             model=MODEL, messages=USER, tools=TOOLS
         )
@@ -114,7 +114,7 @@ async def test_sdk_reads_custom_tool_input_as_text():
 
 async def test_streamed_custom_tool_input_arrives_whole():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = CALLS
+        fabric["node-a"].behaviour.events = CALLS
         stream = await fabric.openai().chat.completions.create(
             model=MODEL, messages=USER, tools=TOOLS, stream=True
         )

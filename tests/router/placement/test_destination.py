@@ -35,7 +35,7 @@ def site(name="other", **changes):
     return node(name, **plain | changes)
 
 
-def room(hot=8 * GIB, disk=100 * GIB):
+def free_room(hot=8 * GIB, disk=100 * GIB):
     return {"free": TierBytes(hot, disk)}
 
 
@@ -53,8 +53,8 @@ def fleet_of(*nodes, holders=(OWNER,)):
         ([], site(prefill=0.0, decode=0.0), True),  # not measured: assumed average
         ([], site(known={"promised_s": 20.0}), False),
         ([], site(known={"turns": 6}), False),
-        ([], site(**room(hot=GIB), tokens=5), False),
-        ([], site(**room(disk=GIB)), False),
+        ([], site(**free_room(hot=GIB), tokens=5), False),
+        ([], site(**free_room(disk=GIB)), False),
         # Other agents are on their way there.
         ([], site(known={"coming_bytes": 99 * GIB}, links=link(THUNDERBOLT)), False),
         ([], site(tokens=5), False),
@@ -74,7 +74,7 @@ def test_destination_is_cheapest_node_in_seconds(copies, other, wins):
 
 def test_no_destination_without_room():
     assert destination(fleet_of()) is None
-    assert destination(fleet_of(site(**room(disk=MIB)))) is None
+    assert destination(fleet_of(site(**free_room(disk=MIB)))) is None
     assert destination(fleet_of(site(free=None))) is not None
 
 

@@ -33,7 +33,7 @@ def prefix(name, share=1.0, agent="alice", **known):
     return PrefixHolder(NodeName(name), share, agent, **known)
 
 
-def of(*nodes, holders=(), **held):
+def fleet_of(*nodes, holders=(), **held):
     return fleet(*nodes, holders=tuple(holder(*each) for each in holders), **held)
 
 
@@ -42,21 +42,21 @@ def stays(decision, name):
 
 
 STAYS = {
-    "its owner": of(A, B, holders=[("b", OWNER)]),
-    "its owner, however long the queue": of(A, node("b", known=BUSY), holders=[("b", OWNER)]),
-    "its owner, however slow": of(A, node("b", prefill=1.0), holders=[("b", OWNER)]),
-    "its owner, though a copy is quicker": of(
+    "its owner": fleet_of(A, B, holders=[("b", OWNER)]),
+    "its owner, however long the queue": fleet_of(A, node("b", known=BUSY), holders=[("b", OWNER)]),
+    "its owner, however slow": fleet_of(A, node("b", prefill=1.0), holders=[("b", OWNER)]),
+    "its owner, though a copy is quicker": fleet_of(
         A, node("b", known=BUSY), holders=[("b", OWNER), ("a", COPY)], prefixes=(prefix("a"),)
     ),
-    "its owner, silent for a moment": of(A, node("b", known=SUSPECT), holders=[("b", OWNER)]),
-    "its owner, starting again": of(A, node("b", known=RETURNING), holders=[("b", OWNER)]),
-    "its owner, draining": of(A, node("b", state=DRAINING), holders=[("b", OWNER)]),
-    "its owner, of whatever model": of(A, node("b", model="other"), holders=[("b", OWNER)]),
-    "where it is just started": of(A, B, holders=[("b", STARTING), ("a", OWNER)]),
-    "its owner, where the node of its start died": of(
+    "its owner, silent for a moment": fleet_of(A, node("b", known=SUSPECT), holders=[("b", OWNER)]),
+    "its owner, starting again": fleet_of(A, node("b", known=RETURNING), holders=[("b", OWNER)]),
+    "its owner, draining": fleet_of(A, node("b", state=DRAINING), holders=[("b", OWNER)]),
+    "its owner, of whatever model": fleet_of(A, node("b", model="other"), holders=[("b", OWNER)]),
+    "where it is just started": fleet_of(A, B, holders=[("b", STARTING), ("a", OWNER)]),
+    "its owner, where the node of its start died": fleet_of(
         node("a", known=EXPIRED), B, holders=[("a", STARTING), ("b", OWNER)]
     ),
-    "who gave it up": of(A, B, holders=[("b", RELEASED), ("a", COPY)]),
+    "who gave it up": fleet_of(A, B, holders=[("b", RELEASED), ("a", COPY)]),
 }
 
 
@@ -72,9 +72,12 @@ def test_no_policy_moves_agent_with_running_turns(policy):
 
 
 BEGINS = {
-    "on the quicker node, as no node has it": (of(node("a", prefill=300.0), B), How.RECOMPUTE),
+    "on the quicker node, as no node has it": (
+        fleet_of(node("a", prefill=300.0), B),
+        How.RECOMPUTE,
+    ),
     "with a copy, as its owner is dead": (
-        of(
+        fleet_of(
             A,
             node("b", prefill=900.0),
             node("c", known=EXPIRED),
@@ -84,22 +87,22 @@ BEGINS = {
         How.LOAD,
     ),
     "with the copy of a node that drains": (
-        of(node("b", state=DRAINING), holders=[("b", COPY)], prefixes=(prefix("b"),)),
+        fleet_of(node("b", state=DRAINING), holders=[("b", COPY)], prefixes=(prefix("b"),)),
         How.LOAD,
     ),
-    "on no node that drains": (of(node("a", state=DRAINING), B), How.RECOMPUTE),
-    "on no node that dies": (of(node("a", known=SUSPECT), B), How.RECOMPUTE),
-    "on no node that starts again": (of(node("a", known=RETURNING), B), How.RECOMPUTE),
-    "on no node of another model": (of(node("a", model="other"), B), How.RECOMPUTE),
-    "where no erasure is due": (of(A, B, holders=[("a", ERASED)]), How.RECOMPUTE),
-    "not where it was tried": (of(node("tried", prefill=9e9), B), How.RECOMPUTE),
-    "with what begins alike": (of(A, B, prefixes=(prefix("b", 0.5, None),)), How.LOAD),
+    "on no node that drains": (fleet_of(node("a", state=DRAINING), B), How.RECOMPUTE),
+    "on no node that dies": (fleet_of(node("a", known=SUSPECT), B), How.RECOMPUTE),
+    "on no node that starts again": (fleet_of(node("a", known=RETURNING), B), How.RECOMPUTE),
+    "on no node of another model": (fleet_of(node("a", model="other"), B), How.RECOMPUTE),
+    "where no erasure is due": (fleet_of(A, B, holders=[("a", ERASED)]), How.RECOMPUTE),
+    "not where it was tried": (fleet_of(node("tried", prefill=9e9), B), How.RECOMPUTE),
+    "with what begins alike": (fleet_of(A, B, prefixes=(prefix("b", 0.5, None),)), How.LOAD),
     "anew, as less than a block begins alike": (
-        of(node("a", prefill=300.0), B, prefixes=(prefix("b", 0.05, "bob"),)),
+        fleet_of(node("a", prefill=300.0), B, prefixes=(prefix("b", 0.05, "bob"),)),
         How.RECOMPUTE,
     ),
     "anew, as others have what there is": (
-        of(A, node("b", known={"agents": 1}), node("c", known={"agents": 9}, prefill=999.0)),
+        fleet_of(A, node("b", known={"agents": 1}), node("c", known={"agents": 9}, prefill=999.0)),
         None,
     ),
 }
@@ -126,7 +129,11 @@ def expected_s(decision, snapshot):
 
 @pytest.mark.parametrize("turn", [NAMED, UNNAMED, GROUPED])
 def test_turn_is_rejected_with_retry_when_no_node_is_ready(turn):
-    for snapshot in (of(), of(node("a", known=SUSPECT)), of(node("a", model="other"))):
+    for snapshot in (
+        fleet_of(),
+        fleet_of(node("a", known=SUSPECT)),
+        fleet_of(node("a", model="other")),
+    ):
         with pytest.raises(RetryLaterError) as caught:
             Placement().decide(turn, snapshot)
         assert caught.value.code == "no_node_ready"
@@ -136,7 +143,7 @@ def test_resident_prefix_is_preferred_over_prefix_on_disk():
     nodes = (node("a", bytes_per_token=1 << 20), node("b", bytes_per_token=1 << 20))
     prefixes = (prefix("a", 0.9), prefix("b", 0.8, is_resident=True))
 
-    assert Placement().decide(NAMED, of(*nodes, prefixes=prefixes)).node == "b"
+    assert Placement().decide(NAMED, fleet_of(*nodes, prefixes=prefixes)).node == "b"
 
 
 def test_longer_prefix_on_a_disk_that_proved_slow_is_avoided():
@@ -144,8 +151,10 @@ def test_longer_prefix_on_a_disk_that_proved_slow_is_avoided():
     slow, fast = node("a", restore_bytes_per_s=1e8, **sized), node("b", **sized)
     prefixes = prefix("a", 0.9), prefix("b", 0.8)
 
-    assert Placement().decide(NAMED, of(node("a", **sized), fast, prefixes=prefixes)).node == "a"
-    assert Placement().decide(NAMED, of(slow, fast, prefixes=prefixes)).node == "b"
+    assert (
+        Placement().decide(NAMED, fleet_of(node("a", **sized), fast, prefixes=prefixes)).node == "a"
+    )
+    assert Placement().decide(NAMED, fleet_of(slow, fast, prefixes=prefixes)).node == "b"
 
 
 def test_turn_that_excludes_its_owner_goes_to_another_node():
@@ -156,9 +165,9 @@ def test_turn_that_excludes_its_owner_goes_to_another_node():
 
 def test_unnamed_turn_goes_to_owner_of_its_conversation():
     busy = node("b", known=BUSY)
-    lives = of(A, busy, prefixes=(prefix("b", 0.9), prefix("a", 0.5, None)))
-    copied = of(A, busy, prefixes=(prefix("b", 0.9, is_replica=True),))
-    dead = of(A, node("b", known=EXPIRED), prefixes=(prefix("b", 0.9),))
+    lives = fleet_of(A, busy, prefixes=(prefix("b", 0.9), prefix("a", 0.5, None)))
+    copied = fleet_of(A, busy, prefixes=(prefix("b", 0.9, is_replica=True),))
+    dead = fleet_of(A, node("b", known=EXPIRED), prefixes=(prefix("b", 0.9),))
 
     assert stays(Placement().decide(UNNAMED, lives), "b")
     assert Placement().decide(UNNAMED, copied) == Decision(How.RECOMPUTE, "a")
@@ -193,7 +202,7 @@ def test_recompute_time_is_that_of_fastest_other_node():
     assert recompute_s(NAMED, fleet(dead)) == float("inf")
 
 
-def test_recompute_time_counts_what_is_queued_before():
+def test_recompute_time_includes_the_queue_ahead():
     busy, slow = node("a", prefill=4000.0), node("b", prefill=500.0)
     busy = replace(busy, promised_s=3.0)
 
@@ -333,7 +342,7 @@ def test_new_agent_avoids(why):
 
 def test_owner_in_trouble_serves_its_agent():
     for words in HARDSHIPS.values():
-        snapshot = of(A, node("b", **words), holders=[("b", OWNER)])
+        snapshot = fleet_of(A, node("b", **words), holders=[("b", OWNER)])
         assert stays(Placement().decide(NAMED, snapshot), "b")
 
 
@@ -341,8 +350,8 @@ def test_beginning_that_is_being_computed_is_waited_for():
     """A short rest overtakes other prompts, but not the one that computes its prefix."""
     busy = node("a", known={"promised_s": 3.0, "prompts_s": (3.0,), "turns": 1})
     prefixes = (prefix("a", 0.96, None, state=HeadState.COMING),)
-    decision = Placement().decide(NAMED, of(busy, prefixes=prefixes))
+    decision = Placement().decide(NAMED, fleet_of(busy, prefixes=prefixes))
 
     assert decision.terms.queue_s == pytest.approx(3.0)
-    stored = Placement().decide(NAMED, of(busy, prefixes=(prefix("a", 0.96, None),)))
+    stored = Placement().decide(NAMED, fleet_of(busy, prefixes=(prefix("a", 0.96, None),)))
     assert stored.terms.queue_s == pytest.approx(0.5)

@@ -155,8 +155,8 @@ def test_ledger_counts_prefill_until_first_token_and_turn_until_end():
     assert (ledger.prefill_s("a"), ledger.turns("a")) == (5.0, 2)
     ledger.rebook(one, 1_500, 1_000.0)
     assert ledger.prefill_s("a") == 4.5
-    ledger.prefilled(one)
-    ledger.prefilled(one)
+    ledger.end_prefill(one)
+    ledger.end_prefill(one)
     assert (ledger.prefill_s("a"), ledger.turns("a")) == (3.0, 2)
     for _ in range(2):
         ledger.end(one)

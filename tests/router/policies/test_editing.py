@@ -28,13 +28,13 @@ MESSAGES = [
 ]
 
 
-def own(kind, known_as="", **options):
+def custom(kind, known_as="", **options):
     return PolicySettings(f"{OWN}:{kind}", options, known_as)
 
 
 async def run(*settings, wanted=None, messages=MESSAGES):
     editing = Editing(settings)
-    return await editing.edited("default", messages, 100, "echo", editing.chosen(wanted))
+    return await editing.edited("default", messages, 100, "echo", editing.select(wanted))
 
 
 def outcomes(edited):
@@ -43,7 +43,9 @@ def outcomes(edited):
 
 async def test_policies_apply_in_order():
     edited = await run(
-        own("Shouting"), PolicySettings("strip_thinking"), own("Shouting", "asking", mark="?")
+        custom("Shouting"),
+        PolicySettings("strip_thinking"),
+        custom("Shouting", "asking", mark="?"),
     )
 
     assert outcomes(edited) == ["Shouting=1", "strip_thinking=1", "asking=1"]
@@ -52,12 +54,14 @@ async def test_policies_apply_in_order():
 
 
 async def test_operator_policy_gets_its_options_and_turn():
-    assert (await run(own("Shouting", only="other"))).messages == tuple(MESSAGES)
-    assert (await run(own("Shouting", only="echo", mark="#"))).messages[1].texts[0].endswith("R#")
+    assert (await run(custom("Shouting", only="other"))).messages == tuple(MESSAGES)
+    assert (
+        (await run(custom("Shouting", only="echo", mark="#"))).messages[1].texts[0].endswith("R#")
+    )
 
 
 async def test_equivalent_message_types_are_normalized():
-    edited = await run(own("Loose"))
+    edited = await run(custom("Loose"))
 
     assert outcomes(edited) == ["Loose=0"]
     assert edited.messages == tuple(MESSAGES)
@@ -67,19 +71,19 @@ async def test_equivalent_message_types_are_normalized():
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (own("Failing"), "raised KeyError"),
-        (own("Exiting"), "raised SystemExit"),
-        (own("Returning", what="nothing"), "did not return a list"),
-        (own("Returning", what="no messages"), "returned 0 messages"),
-        (own("Returning", what="texts"), "returned an item that is not a message"),
-        (own("Returning", what="a wrong type"), "returned an item that is not a message"),
-        (own("Returning", what="a subclass"), "returned an item that is not a message"),
-        (own("Returning", what="half a pair"), "returned an item that is not a message"),
-        (own("Returning", what="no system"), "changed the system prompt"),
-        (own("Returning", what="another question"), "changed the user's last message"),
-        (own("Returning", what="an orphan"), "parted a call from its result"),
-        (own("Returning", what="no result"), "parted a call from its result"),
-        (own("Returning", what="too much"), "returned too much"),
+        (custom("Failing"), "raised KeyError"),
+        (custom("Exiting"), "raised SystemExit"),
+        (custom("Returning", what="nothing"), "did not return a list"),
+        (custom("Returning", what="no messages"), "returned 0 messages"),
+        (custom("Returning", what="texts"), "returned an item that is not a message"),
+        (custom("Returning", what="a wrong type"), "returned an item that is not a message"),
+        (custom("Returning", what="a subclass"), "returned an item that is not a message"),
+        (custom("Returning", what="half a pair"), "returned an item that is not a message"),
+        (custom("Returning", what="no system"), "changed the system prompt"),
+        (custom("Returning", what="another question"), "changed the user's last message"),
+        (custom("Returning", what="an orphan"), "separated a call from its result"),
+        (custom("Returning", what="no result"), "separated a call from its result"),
+        (custom("Returning", what="too much"), "returned too much"),
     ],
 )
 async def test_failing_policy_leaves_messages_unchanged_and_is_reported(settings, why, caplog):
@@ -97,13 +101,13 @@ async def test_failing_policy_leaves_messages_unchanged_and_is_reported(settings
 async def test_hung_policy_is_skipped_until_its_call_ends(monkeypatch):
     monkeypatch.setattr(foreign_calls, "POLICY_S", 0.2)
     operators_own.RELEASED.clear()
-    editing = Editing([own("Slow")])
-    edited = partial(editing.edited, "default", MESSAGES, 100, "echo", editing.chosen(None))
+    editing = Editing([custom("Slow")])
+    edited = partial(editing.edited, "default", MESSAGES, 100, "echo", editing.select(None))
     other = asyncio.create_task(asyncio.sleep(0.01))
     first, second = await edited(), await edited()
     was_served = other.done()
     operators_own.RELEASED.set()
-    await until(lambda: not editing.chosen(None)[0].calls._late)
+    await until(lambda: not editing.select(None)[0].calls._late)
     third = await edited()
 
     assert outcomes(first) == ["Slow=failed (took longer than 0.2 s)"]
@@ -116,12 +120,12 @@ async def test_hung_policy_is_skipped_until_its_call_ends(monkeypatch):
 async def test_concurrent_calls_of_one_policy_are_bounded(monkeypatch):
     monkeypatch.setattr(foreign_calls, "POLICY_S", 0.2)
     operators_own.RELEASED.clear()
-    editing = Editing([own("Slow")])
+    editing = Editing([custom("Slow")])
     calls = [
-        editing.edited("default", MESSAGES, 100, "echo", editing.chosen(None)) for _ in range(9)
+        editing.edited("default", MESSAGES, 100, "echo", editing.select(None)) for _ in range(9)
     ]
     results = await asyncio.gather(*calls)
-    late = editing.chosen(None)[0].calls._late
+    late = editing.select(None)[0].calls._late
     threads = [thread for thread in threading.enumerate() if thread.name == "policy"]
     assert all(thread.daemon for thread in threads), "no thread keeps the router from stopping"
     operators_own.RELEASED.set()
@@ -140,18 +144,18 @@ async def test_request_chooses_among_configured_policies():
 
     def names(*wanted):
         return [
-            each.name for each in editing.chosen([RequestedPolicy(w, None, "p") for w in wanted])
+            each.name for each in editing.select([RequestedPolicy(w, None, "p") for w in wanted])
         ]
 
-    assert [each.name for each in editing.chosen(None)] == ["mild"]
+    assert [each.name for each in editing.select(None)] == ["mild"]
     assert names() == []
     assert names("strip_thinking", "mild", "keep_all") == ["strip_thinking", "mild", "keep_all"]
-    assert editing.chosen([RequestedPolicy("mild", None, "p")])[0].policy.n == 5
-    chosen = editing.chosen([RequestedPolicy("truncate_older_than", {"n": 3}, "p")])[0]
+    assert editing.select([RequestedPolicy("mild", None, "p")])[0].policy.n == 5
+    chosen = editing.select([RequestedPolicy("truncate_older_than", {"n": 3}, "p")])[0]
     assert chosen.policy.n == 3
     for name, options in (("nobody", None), ("mild", {"n": 1}), ("truncate_older_than", {"m": 1})):
         with pytest.raises(RejectedError) as caught:
-            editing.chosen([RequestedPolicy(name, options, "macfabric.policies[0]")])
+            editing.select([RequestedPolicy(name, options, "macfabric.policies[0]")])
         assert caught.value.param == "macfabric.policies[0]"
         assert caught.value.status == 400
 
@@ -161,10 +165,10 @@ async def test_request_chooses_among_configured_policies():
     [
         (PolicySettings("truncate"), "'truncate' is neither module:Class nor one of keep_all, "),
         (PolicySettings("no.such.module:X"), r"cannot import .*ModuleNotFoundError: No module"),
-        (own("Missing"), "cannot import .*AttributeError"),
-        (own("NoPolicy"), "is not a subclass of router.policies.policy.EditPolicy"),
-        (own("Unfinished"), "has no transform"),
-        (own("Shouting", loud=True), "refuses them: TypeError"),
+        (custom("Missing"), "cannot import .*AttributeError"),
+        (custom("NoPolicy"), "is not a subclass of router.policies.policy.EditPolicy"),
+        (custom("Unfinished"), "has no transform"),
+        (custom("Shouting", loud=True), "refuses them: TypeError"),
         (PolicySettings("truncate_older_than", {"n": 0}), "n must be"),
     ],
 )

@@ -8,7 +8,7 @@ from fabric.codec import dump_json, from_plain, parse_json
 from fabric.turn.messages import Message
 from router.policies.clear_tool_uses import Clearing
 from router.policies.drop_failed_tool_calls import DropFailedToolCalls
-from router.policies.editing import checked, edited_count
+from router.policies.editing import check_result, edited_count
 from router.policies.exchanges import unpaired
 from router.policies.registry import BUILT_IN, KeepAll
 from router.policies.strip_thinking import StripThinking
@@ -37,7 +37,7 @@ def test_chained_policies_leave_a_valid_conversation(messages, policies):
     before = list(messages)
     for policy in policies:
         after = policy.transform(before, TURN)
-        assert checked(before, after) == tuple(after)
+        assert check_result(before, after) == tuple(after)
         assert not unpaired(after) - unpaired(before)
         before = after
     plain = parse_json(dump_json(list(before)))
@@ -72,7 +72,7 @@ def test_edited_count_is_bounded_by_message_count(messages, policy):
 def test_clearing_satisfies_policy_invariants(messages, keep, exclude, inputs):
     clearing = Clearing(keep, exclude, inputs)
     after = clearing.clear(messages, clearing.of(messages))
-    assert checked(messages, after) == tuple(after)
+    assert check_result(messages, after) == tuple(after)
     assert clearing.of(after) == []
     assert len(after) == len(messages)
 
@@ -83,7 +83,7 @@ def test_dropping_oldest_turns_satisfies_policy_invariants(messages, data):
     assert [unit.start for unit in units] == sorted({unit.start for unit in units})
     count = data.draw(st.integers(0, len(units)))
     after = without_oldest(messages, units[:count])
-    assert checked(messages, after) == tuple(after)
+    assert check_result(messages, after) == tuple(after)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

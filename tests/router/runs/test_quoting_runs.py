@@ -66,10 +66,10 @@ async def test_undeletable_run_is_still_named(tmp_path, monkeypatch):
 async def test_active_run_is_still_named(tmp_path):
     async with rig("a", runs_dir=tmp_path) as fabric:
         http, node = fabric.http(), fabric["node-a"]
-        node.does.first_delay_s = 0.2
+        node.behaviour.first_delay_s = 0.2
         await start_run(http)
         await until(lambda: node.requests)
-        node.does.first_delay_s = 3600.0
+        node.behaviour.first_delay_s = 3600.0
         await until(lambda: len(node.requests) == 2)
         agent = (await http.get("/v1/agents")).json()["data"][0]["id"]
         receipt = (await http.delete(f"/v1/agents/{agent}?runs=true")).json()
@@ -91,10 +91,10 @@ async def test_run_resumed_during_deletion_is_not_reported_removed(
 
     async with rig("a", runs_dir=tmp_path) as fabric:
         http, node = fabric.http(), fabric["node-a"]
-        node.does.first_delay_s = 0.2
+        node.behaviour.first_delay_s = 0.2
         await start_run(http)
         await until(lambda: node.requests)
-        node.does.first_delay_s = 3600.0
+        node.behaviour.first_delay_s = 3600.0
         await until(lambda: len(node.requests) == 2)
         await http.delete("/v1/scenarios/first")
         agent = (await http.get("/v1/agents")).json()["data"][0]["id"]

@@ -158,15 +158,15 @@ async def test_follower_resumes_after_last_event_id(tmp_path):
 async def test_restarted_router_resumes_run_without_repeating_turns(tmp_path):
     nodes = [FakeNode("node-a")]
     async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
-        fabric["node-a"].does = replace(fabric["node-a"].does, first_delay_s=0.0)
+        fabric["node-a"].behaviour = replace(fabric["node-a"].behaviour, first_delay_s=0.0)
         await start_run(fabric.http())
         async with following(fabric.http()) as stream:
             before = await stream.until("turn.ended")
             before += await stream.until("turn.ended")
-            fabric["node-a"].does.first_delay_s = 3600.0
+            fabric["node-a"].behaviour.first_delay_s = 3600.0
             fabric.app.state.runs.stop()
     requests_count = len([r for r in nodes[0].requests if r.identity.agent])
-    nodes[0].does.first_delay_s = 0.0
+    nodes[0].behaviour.first_delay_s = 0.0
     async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
         events = await events_until_end(fabric.http())
         row = (await fabric.http().get("/v1/scenarios/first")).json()
@@ -183,12 +183,12 @@ async def test_restarted_router_resumes_run_without_repeating_turns(tmp_path):
 async def test_run_that_cannot_resume_reports_its_error(tmp_path):
     nodes = [FakeNode("node-a")]
     async with rig(nodes=nodes, settings=TENANTS, runs_dir=tmp_path) as fabric:
-        fabric["node-a"].does.first_delay_s = 3600.0
+        fabric["node-a"].behaviour.first_delay_s = 3600.0
         for key in (KEY, OTHER_KEY):
             await start_run(fabric.http(key))
         await until(lambda: len(nodes[0].requests) == 2)
         fabric.app.state.runs.stop()
-    nodes[0].does.first_delay_s = 0.0
+    nodes[0].behaviour.first_delay_s = 0.0
     for path in tmp_path.rglob("*.jsonl"):
         path.write_bytes(path.read_bytes() + b"{}\n")
     left = replace(TENANTS, api_keys={"one": KEY})
@@ -224,14 +224,14 @@ async def test_unreadable_run_is_replaced(tmp_path):
 async def test_cancelled_run_is_kept_and_can_resume(tmp_path):
     async with rig("a", runs_dir=tmp_path) as fabric:
         http, node = fabric.http(), fabric["node-a"]
-        node.does.first_delay_s = 3600.0
+        node.behaviour.first_delay_s = 3600.0
         await start_run(http)
         await until(lambda: node.requests)
         async with following(http) as stream:
             cancelled = (await http.delete("/v1/scenarios/first")).json()
             events = await stream.until("run.ended")
         shown = (await http.get("/v1/scenarios/first")).json()
-        node.does.first_delay_s = 0.0
+        node.behaviour.first_delay_s = 0.0
         await start_run(http)
         again = await events_until_end(http)
     assert (cancelled["cancelled"], cancelled["deleted"]) == (True, False)
@@ -242,7 +242,7 @@ async def test_cancelled_run_is_kept_and_can_resume(tmp_path):
 
 async def test_queued_run_can_be_followed_and_cancelled(tmp_path, monkeypatch):
     nodes = [FakeNode("node-a")]
-    nodes[0].does.first_delay_s = 3600.0
+    nodes[0].behaviour.first_delay_s = 3600.0
     async with rig(nodes=nodes, runs_dir=tmp_path) as fabric:
         await start_run(fabric.http())
         await until(lambda: nodes[0].requests)
@@ -320,7 +320,7 @@ async def test_scenario_text_is_parsed_off_the_event_loop(tmp_path, monkeypatch)
 async def test_run_names_and_agents_are_exclusive(tmp_path):
     async with rig("a", runs_dir=tmp_path) as fabric:
         http = fabric.http()
-        fabric["node-a"].does.first_delay_s = 3600.0
+        fabric["node-a"].behaviour.first_delay_s = 3600.0
         bodies = [
             {"yaml": YAML, "run": "first"},
             {"yaml": YAML, "run": "first"},
@@ -338,11 +338,11 @@ async def test_active_runs_are_bounded_and_old_ones_are_evicted(tmp_path, monkey
     monkeypatch.setattr(module, "SCENARIO_ENDED_MAX", 2)
     async with rig("a", settings=TENANTS, runs_dir=tmp_path) as fabric:
         one, two, node = fabric.http(KEY), fabric.http(OTHER_KEY), fabric["node-a"]
-        node.does.first_delay_s = 3600.0
+        node.behaviour.first_delay_s = 3600.0
         await start_run(one, yaml=YAML)
         full = await one.post("/v1/scenarios", json={"yaml": OTHER_YAML})
         await start_run(two, yaml=YAML, run="kept")
-        node.does.first_delay_s = 0.0
+        node.behaviour.first_delay_s = 0.0
         await two.delete("/v1/scenarios/kept")
         (row,) = (await one.get("/v1/scenarios")).json()["data"]
         await one.delete(f"/v1/scenarios/{row['id']}")
@@ -361,7 +361,7 @@ async def test_active_runs_are_bounded_and_old_ones_are_evicted(tmp_path, monkey
 async def test_idle_run_stream_sends_keepalives(tmp_path, monkeypatch):
     monkeypatch.setattr("router.http.sse.STREAM_SILENCE_S", 0.02)
     async with rig("a", runs_dir=tmp_path) as fabric:
-        fabric["node-a"].does.first_delay_s = 3600.0
+        fabric["node-a"].behaviour.first_delay_s = 3600.0
         await start_run(fabric.http())
         async with following(fabric.http()) as stream:
             await stream.until("turn.began")

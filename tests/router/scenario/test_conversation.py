@@ -1,4 +1,4 @@
-"""An agent's prompts contain everything that it heard, in order, and nothing else."""
+"""An agent's prompts contain every turn visible to it, in order, and nothing else."""
 
 from itertools import pairwise
 
@@ -137,8 +137,8 @@ def test_transcript_of_another_scenario_is_rejected(transcript):
         ordered_transcript(small(), transcript)
 
 
-def heard_marks(scenario, transcript, agent):
-    """Compute the turns that an agent may know independently: its own and those it heard."""
+def visible_turns(scenario, transcript, agent):
+    """Compute independently the turns visible to an agent: its own and those it heard."""
     may = set()
     for phase in scenario.phases:
         if phase.fork and agent in phase.fork.copies:
@@ -146,13 +146,13 @@ def heard_marks(scenario, transcript, agent):
             inherited = {p.id for p in before}
             may |= {
                 (u.turn, mine)
-                for u, mine in _heard(scenario, transcript, phase.fork.source)
+                for u, mine in _visible_utterances(scenario, transcript, phase.fork.source)
                 if u.phase in inherited
             }
-    return may | {(u.turn, mine) for u, mine in _heard(scenario, transcript, agent)}
+    return may | {(u.turn, mine) for u, mine in _visible_utterances(scenario, transcript, agent)}
 
 
-def _heard(scenario, transcript, agent):
+def _visible_utterances(scenario, transcript, agent):
     for u in transcript:
         phase = scenario.phase(u.phase)
         public = phase.agents if phase.visible_to is None else phase.visible_to
@@ -179,7 +179,7 @@ def test_history_grows_keeps_secrets_and_is_reproducible(run, data):
         phase = scenario.phase(utterance.phase)
         at_once = (utterance.phase, utterance.round) if phase.order == "parallel" else None
         earlier = [u for u in so_far if (u.phase, u.round) != at_once]
-        allowed = heard_marks(scenario, earlier, agent)
+        allowed = visible_turns(scenario, earlier, agent)
         everything = repr(messages)
         for at, other in enumerate(so_far):
             is_known = {mine for turn, mine in allowed if turn == other.turn}

@@ -90,7 +90,7 @@ WRONG = [
     ),
     (
         PHASE + "  - {id: b, agents: [bob], prompts: {bob: '${one.messages[ann]}'}}\n",
-        "this is told to 'bob', so write ${one.messages[bob]}",
+        "'bob' reads this text, so write ${one.messages[bob]}",
     ),
     (
         PHASE + "  - {id: b, agents: [bob], after: [], prompts: {bob: '${one.messages[bob]}'}}\n",
@@ -118,7 +118,7 @@ WRONG = [
     ),
     (
         HEAD.replace("bob: {}", "bob: {name: ANN}") + "phases: [{id: a, agents: [ann]}]\n",
-        "is what 'ann'",
+        "is the name of 'ann'",
     ),
     (
         HEAD.replace("bob: {}", "bob: {name: You}") + "phases: [{id: a, agents: [ann]}]\n",
@@ -165,7 +165,7 @@ WRONG = [
         HEAD.replace("bob: {}", 'bob: {name: "B\u043eb"}') + ONE,
         "'\u043e' (U+043E) looks like another",
     ),
-    (HEAD.replace("bob: {}", 'bob: {name: "\uff21nn"}') + ONE, "is what 'ann'"),
+    (HEAD.replace("bob: {}", 'bob: {name: "\uff21nn"}') + ONE, "is the name of 'ann'"),
     (HEAD.replace("bob: {}", 'bob: {name: "a\\nb"}') + ONE, "'a\\nb' is invalid"),
     ('title: "a\\Pb"\n' + HEAD + ONE, "one line without invisible characters"),
     (b"a: \xff\n", "1:4: this byte is not UTF-8"),

@@ -122,7 +122,7 @@ class LostNode(Script):
         return bool(self.held.pop(agent, None))
 
 
-def whys(events):
+def wait_reasons(events):
     return [event.why for event in events if isinstance(event, Waited)]
 
 
@@ -134,7 +134,7 @@ async def test_directive_is_applied_after_next_answer_when_node_is_lost(tmp_path
     directives = [done for done in script.done if done[0] == "direct"]
     assert [done[1] for done in directives] == ["scn.crew.lead"]
     assert script.count == 6 + 2, "the answer without the directive is dropped"
-    assert any("edited after its next answer" in why for why in whys(events))
+    assert any("edited after its next answer" in why for why in wait_reasons(events))
 
 
 async def test_fork_of_lost_agent_is_recomputed(tmp_path):
@@ -142,7 +142,7 @@ async def test_fork_of_lost_agent_is_recomputed(tmp_path):
     run = await perform(tmp_path / "r.jsonl", script, events=events)
     assert len(run.state.transcript) == 6
     assert not [done for done in script.done if done[0] == "fork"]
-    assert any("one prefills its whole prompt" in why for why in whys(events))
+    assert any("one prefills its whole prompt" in why for why in wait_reasons(events))
 
 
 @pytest.mark.parametrize("held", [(), ("scn-of-an-earlier-run",)], ids=["unedited", "edited"])
@@ -157,7 +157,7 @@ async def test_earlier_edits_of_lost_agent_are_undone_after_its_answer(tmp_path,
         ("take back", "scn.crew.lead")
     ]
     assert script.count == 7 + len(held), "an answer with earlier edits is dropped"
-    undone = [why for why in whys(events) if "an earlier run: they were undone" in why]
+    undone = [why for why in wait_reasons(events) if "an earlier run: they were undone" in why]
     assert len(undone) == len(held)
 
 

@@ -23,7 +23,7 @@ def names(turns):
     return [f"{turn.phase}{turn.round}{turn.speaker}" for turn in turns]
 
 
-def walk(scenario):
+def due_turns(scenario):
     ended = set()
     while due := TurnTable(scenario).next(ended):
         yield names(due)
@@ -46,7 +46,7 @@ def by_definition(scenario, ended):
 
 
 def test_turns_run_in_sequence_or_in_parallel():
-    found = [(due[0], len(due)) for due in walk(small())]
+    found = [(due[0], len(due)) for due in due_turns(small())]
     assert found == [
         ("room_a1warden", 1),
         ("room_a1marco", 1),
@@ -62,7 +62,7 @@ def test_turns_run_in_sequence_or_in_parallel():
 
 
 def test_phases_without_common_agents_run_in_parallel():
-    assert list(walk(read_scenario(FORKED, "s"))) == [
+    assert list(due_turns(read_scenario(FORKED, "s"))) == [
         ["p1a", "p1b", "q1c"],
         ["p1b", "q1c"],
         ["q1c"],

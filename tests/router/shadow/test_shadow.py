@@ -87,7 +87,7 @@ async def test_a_run_goes_on_after_a_takeover(tmp_path):
     async with pair(folder=tmp_path) as (fabric, one, two):
         await wait_for_follower(fabric)
         for node in fabric.nodes.values():
-            node.does.first_delay_s = 0.3
+            node.behaviour.first_delay_s = 0.3
         begun = await one.http.post(
             "/v1/scenarios", json={"yaml": SCENARIO, "run": "first"}, headers=AUTH
         )
@@ -97,7 +97,7 @@ async def test_a_run_goes_on_after_a_takeover(tmp_path):
         await fabric.stop(one)
         await until(lambda: two.keeper.is_active)
         for node in fabric.nodes.values():
-            node.does.first_delay_s = 0.0
+            node.behaviour.first_delay_s = 0.0
 
         async def run_row():
             return (await two.http.get("/v1/scenarios/first", headers=AUTH)).json()

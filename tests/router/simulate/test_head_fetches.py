@@ -33,13 +33,13 @@ def burst(tmp_path, apart_ms=0):
     return read_trace(path)
 
 
-def played(rows, policy="router-round-robin", *, on=THREE_EQUAL, **more):
+def play_run(rows, policy="router-round-robin", *, on=THREE_EQUAL, **more):
     run = SimulatedRun(on, policy, 1, arrivals_of(rows), **more)
     return run, run.play()
 
 
 def test_concurrent_agents_compute_one_head_on_three_nodes(tmp_path):
-    run, outcome = played(burst(tmp_path), on=THREE_EQUAL.with_link_mbit(10_000))
+    run, outcome = play_run(burst(tmp_path), on=THREE_EQUAL.with_link_mbit(10_000))
 
     assert {name for name, each in run.machines.items() if each.turns_count} == {"a", "b", "c"}
     assert outcome.computed_tokens == HEAD_TOKENS + AGENTS * OWN_TOKENS
@@ -48,7 +48,7 @@ def test_concurrent_agents_compute_one_head_on_three_nodes(tmp_path):
 
 
 def test_stored_head_is_sent_to_the_other_nodes(tmp_path):
-    run, outcome = played(burst(tmp_path, apart_ms=60_000))
+    run, outcome = play_run(burst(tmp_path, apart_ms=60_000))
 
     assert outcome.computed_tokens == HEAD_TOKENS + AGENTS * OWN_TOKENS
     assert run.heads.count == 2
@@ -58,7 +58,7 @@ def test_stored_head_is_sent_to_the_other_nodes(tmp_path):
 
 
 def test_head_is_computed_where_the_link_is_slow(tmp_path):
-    run, outcome = played(burst(tmp_path), on=THREE_EQUAL.with_link_mbit(50))
+    run, outcome = play_run(burst(tmp_path), on=THREE_EQUAL.with_link_mbit(50))
 
     assert run.heads.count == outcome.moved_bytes == 0
     assert outcome.computed_tokens == 3 * HEAD_TOKENS + AGENTS * OWN_TOKENS
@@ -67,14 +67,14 @@ def test_head_is_computed_where_the_link_is_slow(tmp_path):
 def test_node_computes_a_head_whose_fetch_would_take_longer(tmp_path):
     """The router knows the nominal rate, the nodes the real one."""
     slow, on = Conditions(slow_links=1_000.0), THREE_EQUAL.with_link_mbit(10_000)
-    run, outcome = played(burst(tmp_path), on=on, conditions=slow)
+    run, outcome = play_run(burst(tmp_path), on=on, conditions=slow)
 
     assert run.heads.count == outcome.moved_bytes == 0
     assert outcome.computed_tokens == 3 * HEAD_TOKENS + AGENTS * OWN_TOKENS
 
 
 def test_baselines_compute_heads_on_each_node(tmp_path):
-    run, outcome = played(burst(tmp_path), "round-robin")
+    run, outcome = play_run(burst(tmp_path), "round-robin")
 
     assert run.heads.count == 0
     assert outcome.computed_tokens == 3 * HEAD_TOKENS + AGENTS * OWN_TOKENS
@@ -82,7 +82,7 @@ def test_baselines_compute_heads_on_each_node(tmp_path):
 
 def test_waiting_turns_compute_the_head_of_a_lost_lender(tmp_path):
     lost = Conditions((Fault(FaultKind.LOSE, "a", 4.0, 60.0),))
-    run, outcome = played(burst(tmp_path), on=THREE_EQUAL.with_link_mbit(10_000), conditions=lost)
+    run, outcome = play_run(burst(tmp_path), on=THREE_EQUAL.with_link_mbit(10_000), conditions=lost)
 
     assert outcome.turns == AGENTS
     assert outcome.retried > 0

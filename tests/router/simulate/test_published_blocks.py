@@ -155,7 +155,7 @@ def test_shared_prefix_is_stored_once():
     assert cache.look_up("b", prompt((7, 1_024), (9, 128)), 0.0).tokens == 0
 
 
-def common(one, other):
+def common_length(one, other):
     equal = [a == b for a, b in zip(one, other, strict=False)]
     return equal.index(False) if False in equal else len(equal)
 
@@ -179,7 +179,9 @@ def test_prefix_tree_equals_linear_search(seed):
             tree.remove(gone)
         else:
             new = chain()
-            assert tree.add(new) == max((common(new, each) for each in chains), default=0)
+            assert tree.add(new) == max((common_length(new, each) for each in chains), default=0)
             chains.append(new)
         probe = chain()
-        assert tree.longest(probe) == max((common(probe, each) for each in chains), default=0)
+        assert tree.longest(probe) == max(
+            (common_length(probe, each) for each in chains), default=0
+        )

@@ -1,4 +1,4 @@
-"""Whole runs: every turn is answered once, whatever happens, and runs repeat exactly."""
+"""Whole runs: every turn is answered once under all conditions, and runs repeat exactly."""
 
 import json
 import os

@@ -73,7 +73,7 @@ def test_invalid_fleet_is_rejected(text, message):
 @pytest.mark.parametrize("text", ["a: [", "nodes: \x00"])
 def test_invalid_yaml_is_rejected(tmp_path, text):
     (tmp_path / "f.yaml").write_text(text)
-    with pytest.raises(RejectedError, match="is no YAML"):
+    with pytest.raises(RejectedError, match="is not YAML"):
         read_fleet(str(tmp_path / "f.yaml"))
 
 
@@ -158,7 +158,7 @@ def test_faults_and_factors_are_parsed():
     "text", ["", "lose", "lose:a", "lose:a@x", "lose:a@1x2", "slow:a@1", "slow:a@1x0", "burn:a@1"]
 )
 def test_invalid_fault_is_rejected(text):
-    with pytest.raises(RejectedError, match="is no fault"):
+    with pytest.raises(RejectedError, match="is not a fault"):
         parse_fault(text)
 
 

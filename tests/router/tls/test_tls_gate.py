@@ -55,7 +55,7 @@ def server(request, keys, monkeypatch):
     thread.join(HANG_S)
 
 
-def trusting(keys):
+def client_context(keys):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(keys / "ca.pem")
     return context
@@ -63,7 +63,7 @@ def trusting(keys):
 
 def tls_to(server, keys):
     sock = socket.create_connection(server.address, timeout=HANG_S)
-    return trusting(keys).wrap_socket(sock, server_hostname="127.0.0.1")
+    return client_context(keys).wrap_socket(sock, server_hostname="127.0.0.1")
 
 
 def answer(sock, request=GET):

@@ -40,7 +40,7 @@ async def ask(fabric, *contents, agent="alice"):
     return answer
 
 
-def other_of(name):
+def other_node(name):
     return "node-b" if name == "node-a" else "node-a"
 
 
@@ -51,7 +51,7 @@ async def test_agent_moves_to_idle_twin_with_its_cache_and_stays():
             answers = [await ask(fabric, "hello", "x", f"and {i}") for i in range(5)]
 
         nodes = [answer.headers["x-macfabric-node"] for answer in answers]
-        assert nodes == [other_of(home)] * 5
+        assert nodes == [other_node(home)] * 5
         assert int(answers[0].headers["x-macfabric-cached-tokens"]) > 0
         assert fabric.fleet.directory.owner(KEY).epoch == 2, "the agent moved once"
 
@@ -67,7 +67,7 @@ async def test_agent_does_not_bounce_between_queues():
                     (await ask(fabric, "hello", "x", f"and {at}")).headers["x-macfabric-node"]
                 )
 
-        assert nodes == [other_of(home)] * 5
+        assert nodes == [other_node(home)] * 5
 
 
 async def test_agent_found_by_content_moves():
@@ -80,7 +80,7 @@ async def test_agent_found_by_content_moves():
         with queue(fabric, home):
             second = await fabric.chat(text, answer, "and now?")
 
-    assert second.headers["x-macfabric-node"] == other_of(home)
+    assert second.headers["x-macfabric-node"] == other_node(home)
     assert second.headers["x-macfabric-agent"] == first.headers["x-macfabric-agent"]
     assert int(second.headers["x-macfabric-cached-tokens"]) > 0
 
@@ -88,7 +88,7 @@ async def test_agent_found_by_content_moves():
 async def test_agent_with_running_stream_stays():
     async with rig("ab") as fabric:
         home = await begin(fabric)
-        fabric[home].does.delay_s = 0.05
+        fabric[home].behaviour.delay_s = 0.05
         running = asyncio.create_task(ask(fabric, "hello", "x", "one two three four five six"))
         await until(lambda: not fabric.fleet.activity.is_idle(KEY))
         with queue(fabric, home):
@@ -101,7 +101,7 @@ async def test_agent_with_running_stream_stays():
 async def test_agent_placed_by_client_stays():
     async with rig("ab") as fabric:
         home = await begin(fabric)
-        target = other_of(home)
+        target = other_node(home)
         moved = await fabric.http().post("/v1/agents/alice/migrate", json={"to": target})
         assert moved.status_code == 200
         await fabric.fleet.membership.refresh(relist=True)
@@ -113,7 +113,7 @@ async def test_agent_placed_by_client_stays():
 
 async def test_erasure_forgets_client_placement():
     async with rig("ab") as fabric:
-        target = other_of(await begin(fabric))
+        target = other_node(await begin(fabric))
         http = fabric.http()
         await http.post("/v1/agents/alice/migrate", json={"to": target})
         assert fabric.fleet.activity.is_held(KEY, target)
@@ -129,14 +129,14 @@ async def test_reported_queue_of_others_triggers_move():
         await fabric.fleet.membership.refresh()
         answer = await ask(fabric, "hello", "x", "and now?")
 
-    assert answer.headers["x-macfabric-node"] == other_of(home)
+    assert answer.headers["x-macfabric-node"] == other_node(home)
 
 
 async def test_load_of_running_turn_is_its_remaining_prefill():
     async with rig("a", tended=False) as fabric:
         await begin(fabric, text="word " * 2_000)
         name, node = NodeName("node-a"), fabric["node-a"]
-        node.does.events = [Prefilling(4_000), Prefilling(9_000)]
+        node.behaviour.events = [Prefilling(4_000), Prefilling(9_000)]
         node.view_changes = {"prefill_tokens_per_s": 1_000.0}
         await fabric.fleet.membership.refresh()
         loads = []
@@ -165,8 +165,8 @@ async def test_agents_stay_when_moves_are_disabled():
 async def test_failed_move_leaves_turn_on_owner():
     async with rig("ab") as fabric:
         home = await begin(fabric)
-        target = fabric[other_of(home)]
-        target.does.fail["copy_blocks"] = RetryLaterError("full", code="disk_error")
+        target = fabric[other_node(home)]
+        target.behaviour.fail["copy_blocks"] = RetryLaterError("full", code="disk_error")
         with queue(fabric, home):
             answer = await ask(fabric, "hello", "x", "and now?")
 

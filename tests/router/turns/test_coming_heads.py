@@ -60,7 +60,7 @@ async def test_simultaneous_agents_go_where_their_prefix_is_computed():
         fabric[SLOW].view_changes = {"prefill_tokens_per_s": 40.0, "decode_tokens_per_s": 5.0}
         await fabric.fleet.membership.refresh()
         for node in fabric.nodes.values():
-            node.does.hang = True
+            node.behaviour.hang = True
         tasks = [await send(fabric, request(number)) for number in range(COUNT)]
         assert [len(fabric[name].requests) for name in (FAST, SLOW)] == [COUNT, 0]
         alone_s = request(0).prompt.tokens_estimate / 400
@@ -71,15 +71,15 @@ async def test_simultaneous_agents_go_where_their_prefix_is_computed():
 
 async def test_pending_prefix_excludes_refused_turns_and_other_tenants():
     async with rig("a", tended=False) as fabric:
-        fabric[FAST].does.hang = True
+        fabric[FAST].behaviour.hang = True
         tasks = [await send(fabric, request(1))]
         assert cached_shares(fabric, request(2))[FAST] > 0.9
         assert cached_shares(fabric, request(2, kind=IdentityKind.CONTENT))[FAST] > 0.9
         assert cached_shares(fabric, request(1, kind=IdentityKind.CONTENT))[FAST] == 1.0
         assert cached_shares(fabric, request(2, tenant=TenantId("other"))) == {}
         await cancel(*tasks)
-        fabric[FAST].does.hang = False
-        fabric[FAST].does.refuse = OverloadedError("full")
+        fabric[FAST].behaviour.hang = False
+        fabric[FAST].behaviour.refuse = OverloadedError("full")
         with pytest.raises(OverloadedError):
             await fabric.services.turns.open(request(1))
         assert cached_shares(fabric, request(2)) == {}
@@ -89,7 +89,7 @@ async def test_pending_prefix_expires(monkeypatch):
     monkeypatch.setattr(attempts, "COMING_S_MIN", 0.0)
     monkeypatch.setattr(attempts, "COMING_FACTOR", 0.0)
     async with rig("a", tended=False) as fabric:
-        fabric[FAST].does.hang = True
+        fabric[FAST].behaviour.hang = True
         task = await send(fabric, request(1))
         await until(lambda: not cached_shares(fabric, request(2)))
         await cancel(task)

@@ -73,7 +73,7 @@ async def test_move_before_a_turn_is_its_decision():
 
 async def test_failed_turn_keeps_its_outcome_and_is_no_trace():
     async with rig("a") as fabric:
-        fabric["node-a"].does.break_after = 1
+        fabric["node-a"].behaviour.break_after = 1
         await fabric.chat("one two three four", agent="alice")
         row = (await rows_of(fabric))[0]
         trace = (await fabric.http().get(f"{PATH}?format=trace")).text
@@ -82,7 +82,7 @@ async def test_failed_turn_keeps_its_outcome_and_is_no_trace():
     assert trace == ""
 
 
-async def test_metrics_compare_estimates_with_what_happened():
+async def test_metrics_compare_estimates_with_measurements():
     async with rig("a") as fabric:
         fabric["node-a"].view_changes = {"prefill_tokens_per_s": 100.0}
         await fabric.fleet.membership.refresh()

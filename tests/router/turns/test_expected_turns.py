@@ -18,7 +18,7 @@ NAMES = ["ann", "ben", "cid"]
 LONG = "word " * 400
 
 
-def guesses(fabric, outcome):
+def guess_count(fabric, outcome):
     name = "macfabric_guessed_turns_total"
     return fabric.services.telemetry.registry.get_sample_value(name, {"outcome": outcome}) or 0
 
@@ -38,26 +38,26 @@ async def test_the_next_agent_is_loaded_while_the_current_one_decodes():
         await fabric.chat("hi", agent="ann")
         for memory in node.memory.values():
             memory.hot = False
-        node.does.delay_s = 0.05
+        node.behaviour.delay_s = 0.05
         answering = asyncio.create_task(fabric.chat("hi", agent="ben"))
         await until(lambda: node.memory["default", "cid"].hot)
         assert not answering.done(), "the current agent is still answering"
         await answering
         assert not node.memory["default", "ann"].hot, "only the next agent is loaded"
-        node.does.delay_s = 0.0
+        node.behaviour.delay_s = 0.0
         await fabric.chat("hi", agent="cid")
 
-    assert guesses(fabric, "right") == 2
-    assert guesses(fabric, "wrong") == 0
+    assert guess_count(fabric, "right") == 2
+    assert guess_count(fabric, "wrong") == 0
 
 
 async def test_a_wrong_guess_is_counted_and_the_turn_is_served():
     async with rig("a") as fabric:
         await rounds(fabric, 3)
-        await until(lambda: guesses(fabric, "right") >= 2)
+        await until(lambda: guess_count(fabric, "right") >= 2)
         answer = await fabric.chat("hi", agent="ben")  # instead of ann
         assert answer.status_code == 200
-        await until(lambda: guesses(fabric, "wrong") == 1)
+        await until(lambda: guess_count(fabric, "wrong") == 1)
 
 
 async def test_no_agent_is_loaded_while_turns_wait_for_the_node():
@@ -69,12 +69,12 @@ async def test_no_agent_is_loaded_while_turns_wait_for_the_node():
         await rounds(fabric, 1)
         queues.waiting_count = counted
         assert fabric["node-a"].calls["prefetch_agent"] == before
-        assert guesses(fabric, "refused") == 3
+        assert guess_count(fabric, "refused") == 3
 
         full = OverloadedError("turns wait for this node", code="turns_wait")
-        fabric["node-a"].does.fail["prefetch_agent"] = full
+        fabric["node-a"].behaviour.fail["prefetch_agent"] = full
         await rounds(fabric, 1)
-        await until(lambda: guesses(fabric, "refused") == 6)
+        await until(lambda: guess_count(fabric, "refused") == 6)
 
 
 async def test_orders_of_tenants_with_the_same_names_are_apart():

@@ -45,7 +45,7 @@ async def test_several_answers_share_one_prefill_on_one_node():
 async def test_concurrent_answers_are_bounded():
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.delay_s = 0.4
+        node.behaviour.delay_s = 0.4
         prompts = [f"one {n}" for n in range(2 * ANSWERS_AT_ONCE_MAX)]
         asking = asyncio.create_task(
             fabric.openai().completions.create(model=MODEL, prompt=prompts)
@@ -53,7 +53,7 @@ async def test_concurrent_answers_are_bounded():
         await until(lambda: len(node.requests) == ANSWERS_AT_ONCE_MAX)
         await asyncio.sleep(0.2)
         concurrent_count = len(node.requests)
-        node.does.delay_s = 0.0
+        node.behaviour.delay_s = 0.0
         done = await asking
 
     assert concurrent_count == ANSWERS_AT_ONCE_MAX
@@ -73,12 +73,12 @@ async def test_later_parts_wait_for_full_nodes():
             return claim(request)
 
         def remember_slowly(*of_turn):
-            node.does.delay_s = 0.0
+            node.behaviour.delay_s = 0.0
             remember(*of_turn)
 
-        node._claim, node._remember, node.does.delay_s = refuse_a_second, remember_slowly, 0.2
+        node._claim, node._remember, node.behaviour.delay_s = refuse_a_second, remember_slowly, 0.2
         done = await fabric.openai().completions.create(model=MODEL, prompt=["a b", "c d", "e f"])
-        node.does.refuse = OverloadedError("full")
+        node.behaviour.refuse = OverloadedError("full")
         with pytest.raises(openai.RateLimitError):
             await fabric.openai().completions.create(model=MODEL, prompt=["a b", "c d"])
 
@@ -90,7 +90,7 @@ async def test_later_parts_wait_for_full_nodes():
 async def test_error_of_one_answer_ends_all(stream):
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.delay_s = 0.05
+        node.behaviour.delay_s = 0.05
         answer = node._answer
 
         def break_one(request, text):
@@ -118,7 +118,7 @@ async def test_error_of_one_answer_ends_all(stream):
 async def test_disconnected_client_ends_all_answers():
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.delay_s = 0.02
+        node.behaviour.delay_s = 0.02
         answer = node._answer
         node._answer = lambda request, text: (
             answer(request, text)
@@ -156,7 +156,7 @@ async def test_streamed_choices_have_their_indexes():
 async def test_unkept_turn_belongs_to_no_agent():
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.events = [
+        node.behaviour.events = [
             Delta(-1, "one two"),
             Delta(0, "three"),
             Finished(FinishReason.STOP, 1),

@@ -71,7 +71,7 @@ class Flood:
         await asyncio.gather(*self._tasks)
 
 
-def flooded(nodes, **more):
+def flooded_rig(nodes, **more):
     settings = RouterSettings(
         takeover_after_s=20.0, api_keys=TENANTS, loopback_without_key=False, **more
     )
@@ -80,7 +80,7 @@ def flooded(nodes, **more):
 
 async def test_a_full_queue_is_a_429_in_every_dialect():
     nodes = [SlowNode("node-a")]
-    async with flooded(nodes, queue_max=2) as fabric:
+    async with flooded_rig(nodes, queue_max=2) as fabric:
         http = fabric.http(KEY)
         asking = [asyncio.create_task(fabric.chat("hi", http=http)) for _ in range(33)]
         await until(lambda: fabric.services.turns.queues.waiting_count("node-a") == 1)
@@ -102,7 +102,7 @@ async def test_a_full_queue_is_a_429_in_every_dialect():
 
 async def test_a_stream_is_refused_before_it_begins():
     nodes = [SlowNode("node-a")]
-    async with flooded(nodes, queue_max=2) as fabric:
+    async with flooded_rig(nodes, queue_max=2) as fabric:
         http = fabric.http(KEY)
         asking = [asyncio.create_task(fabric.chat("hi", http=http)) for _ in range(33)]
         await until(lambda: fabric.services.turns.queues.waiting_count("node-a") == 1)
@@ -112,10 +112,10 @@ async def test_a_stream_is_refused_before_it_begins():
         await asyncio.gather(*asking)
 
 
-async def test_a_flood_of_one_tenant_delays_another_by_what_was_sent_already():
+async def test_a_flood_of_one_tenant_delays_another_by_turns_already_sent():
     """The delay is counted in admitted turns, not in seconds."""
     nodes = [SlowNode("node-a", at_once=1)]
-    async with flooded(nodes) as fabric:
+    async with flooded_rig(nodes) as fabric:
         flood = Flood(fabric)
         await flood.ask("one", 300)
         assert fabric.services.turns.queues.waiting_count("node-a") == 128
@@ -137,7 +137,7 @@ async def test_a_flood_of_one_tenant_delays_another_by_what_was_sent_already():
 
 async def test_two_tenants_that_flood_are_served_alike():
     nodes = [SlowNode("node-a", at_once=1)]
-    async with flooded(nodes) as fabric:
+    async with flooded_rig(nodes) as fabric:
         flood = Flood(fabric)
         await flood.ask("one", 120)
         await flood.ask("two", 80)
@@ -152,7 +152,7 @@ async def test_two_tenants_that_flood_are_served_alike():
 async def test_two_tenants_that_flood_are_served_by_weight():
     """Shares are counted in turns in the order of admission; nodes get the weights, too."""
     nodes = [SlowNode("node-a", at_once=1)]
-    async with flooded(nodes, tenant_weights={"one": 3.0}) as fabric:
+    async with flooded_rig(nodes, tenant_weights={"one": 3.0}) as fabric:
         flood = Flood(fabric)
         await flood.ask("one", 150)
         alone_count = len(nodes[0].requests)
@@ -167,7 +167,7 @@ async def test_two_tenants_that_flood_are_served_by_weight():
 
 async def test_turns_that_wait_for_a_node_that_is_lost_are_served_by_another():
     nodes = [SlowNode("node-a"), SlowNode("node-b")]
-    async with flooded(nodes) as fabric:
+    async with flooded_rig(nodes) as fabric:
         flood = Flood(fabric)
         await flood.ask("one", 120)
         waiting = fabric.services.turns.queues.waiting_count

@@ -24,7 +24,7 @@ def configure_nodes(fabric, **changes):
     return fabric.fleet.membership.refresh()
 
 
-async def served(fabric, *numbers, **options):
+async def serve_turns(fabric, *numbers, **options):
     for turn in [request(number, **options) for number in numbers]:
         await fabric.fleet.membership.refresh()  # the first turns of a process take long
         opened = await fabric.services.turns.open(turn)
@@ -47,7 +47,7 @@ def sources(fabric):
 async def test_node_that_computed_a_beginning_is_named_to_others(kind):
     async with rig("ab", tended=False, placement=SPREAD) as fabric:
         await configure_nodes(fabric)
-        await served(fabric, 1, 2, kind=kind)
+        await serve_turns(fabric, 1, 2, kind=kind)
         assert sources(fabric) == {"node-a": [None], "node-b": ["node-a"]}
         (head,) = heads(fabric)["node-b"]
         assert head.addresses == fabric["node-a"].view().addresses
@@ -58,7 +58,7 @@ async def test_node_that_computed_a_beginning_is_named_to_others(kind):
 async def test_fetched_beginning_is_the_decision_of_its_turn():
     async with rig("ab", tended=False, placement=SPREAD) as fabric:
         await configure_nodes(fabric)
-        await served(fabric, 1, 2)
+        await serve_turns(fabric, 1, 2)
         answer = await fabric.http().get("/v1/placement/decisions")
     fetched, computed = answer.json()["data"]
     assert (computed["how"], computed["from"]) == ("recompute", None)
@@ -71,7 +71,7 @@ async def test_first_of_concurrent_prompts_lends_to_others():
     async with rig("abc", tended=False, placement=SPREAD) as fabric:
         await configure_nodes(fabric)
         for node in fabric.nodes.values():
-            node.does.hang = True
+            node.behaviour.hang = True
         turns = [request(number) for number in range(6)]
         await fabric.fleet.membership.refresh()
         tasks = [await send(fabric, turn) for turn in turns]
@@ -84,8 +84,8 @@ async def test_first_of_concurrent_prompts_lends_to_others():
 async def test_fetched_tokens_are_booked_as_little_work():
     async with rig("ab", tended=False, placement=SPREAD) as fabric:
         await configure_nodes(fabric)
-        await served(fabric, 1)
-        fabric["node-b"].does.hang = True
+        await serve_turns(fabric, 1)
+        fabric["node-b"].behaviour.hang = True
         task = await send(fabric, request(2))
         alone_s = request(2).prompt.tokens_estimate / 100
         assert 0 < fabric.fleet.ledger.prefill_s("node-b") < alone_s / 5
@@ -96,5 +96,5 @@ async def test_fetched_tokens_are_booked_as_little_work():
 async def test_other_versions_and_fast_nodes_get_no_lender(changes):
     async with rig("ab", tended=False, placement=SPREAD) as fabric:
         await configure_nodes(fabric, **changes)
-        await served(fabric, 1, 2)
+        await serve_turns(fabric, 1, 2)
         assert sources(fabric) == {"node-a": [None], "node-b": [None]}

@@ -27,7 +27,7 @@ async def test_unknown_model_is_404_only_after_all_nodes_reported():
     nodes = [FakeNode("node-a", model="echo"), FakeNode("node-b", model="other")]
     async with rig(nodes=nodes, started=False, tended=False) as fabric:
         membership = fabric.fleet.membership
-        fabric.services.erasure_exchange._heard.add(
+        fabric.services.erasure_exchange._reporters.add(
             "node-b"
         )  # otherwise node-a's handshake would wait for node-b
         await membership.discover()

@@ -26,7 +26,7 @@ def node_of(answer):
 
 
 @asynccontextmanager
-async def joined_in_part(**options):
+async def partial_fabric(**options):
     """Run a fabric of two nodes; node-b has Alice, and has not joined yet."""
     nodes = [FakeNode("node-a"), FakeNode("node-b")]
     sketch = chat_prompt([Message(MessageRole.USER, (PROMPT,))]).sketch
@@ -35,12 +35,12 @@ async def joined_in_part(**options):
     async with rig(nodes=nodes, settings=settings, started=False, **options) as fabric:
         fabric.late = fabric.listed.pop("node-b")
         await until(fabric.fleet.ready)
-        await until(fabric.fleet.membership.settled)
+        await until(fabric.fleet.membership.is_settled)
         yield fabric
 
 
 @pytest.fixture
-def waits(monkeypatch):
+def wait_limits(monkeypatch):
     """Record the time limit of every turn that waits, in seconds."""
     owner, seconds = NodeDiscovery.wait_for_owner, []
 
@@ -65,7 +65,7 @@ async def ask_then_join(fabric, *contents, **options):
 
 
 async def test_turn_waits_for_node_with_its_agent():
-    async with joined_in_part() as fabric:
+    async with partial_fabric() as fabric:
         was_answered, answer = await ask_then_join(fabric, PROMPT, "noted", "and?", agent="alice")
 
     assert (was_answered, node_of(answer)) == (False, "node-b")
@@ -73,7 +73,7 @@ async def test_turn_waits_for_node_with_its_agent():
 
 
 async def test_conversation_found_by_content_waits_for_owner():
-    async with joined_in_part() as fabric:
+    async with partial_fabric() as fabric:
         was_answered, answer = await ask_then_join(fabric, PROMPT, "noted", "and?")
 
     assert (was_answered, node_of(answer)) == (False, "node-b")
@@ -82,7 +82,7 @@ async def test_conversation_found_by_content_waits_for_owner():
 
 @pytest.mark.parametrize("agent", ["alice", None])
 async def test_owner_wait_lasts_as_long_as_prefill_without_new_nodes(agent):
-    async with joined_in_part(scale=4.0) as fabric:
+    async with partial_fabric(scale=4.0) as fabric:
         began_s = fabric.fleet.clock.monotonic_s()
         answer = await fabric.chat(PROMPT, "noted", "and?", agent=agent)
         waited_s = fabric.fleet.clock.monotonic_s() - began_s
@@ -96,10 +96,10 @@ async def test_owner_wait_lasts_as_long_as_prefill_without_new_nodes(agent):
 
 async def test_next_turn_waits_while_the_first_one_is_computed_elsewhere():
     """One node would recompute both prompts, so the second one's owner has twice the time."""
-    async with joined_in_part(scale=4.0) as fabric:
+    async with partial_fabric(scale=4.0) as fabric:
         for agent in ("alice", "bella"):
             fabric.late.memory["default", agent] = Memory("default", agent, epoch=4)
-        fabric["node-a"].does.first_delay_s = 60.0  # computing the first turn
+        fabric["node-a"].behaviour.first_delay_s = 60.0  # computing the first turn
         turns = [
             asyncio.create_task(fabric.chat(PROMPT, "noted", "and?", agent=agent))
             for agent in ("alice", "bella")
@@ -115,7 +115,7 @@ async def test_next_turn_waits_while_the_first_one_is_computed_elsewhere():
 
 async def test_owner_wait_is_capped(monkeypatch):
     monkeypatch.setattr("router.turns.owner_wait.OWNER_WAIT_S_MAX", 0.5)
-    async with joined_in_part() as fabric:
+    async with partial_fabric() as fabric:
         fabric["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
         await fabric.fleet.membership.refresh()
         answer = await fabric.chat(PROMPT, "noted", "and?", agent="alice")
@@ -123,48 +123,48 @@ async def test_owner_wait_is_capped(monkeypatch):
     assert node_of(answer) == "node-a"
 
 
-async def test_new_conversation_does_not_wait(waits):
-    async with joined_in_part() as fabric:
+async def test_new_conversation_does_not_wait(wait_limits):
+    async with partial_fabric() as fabric:
         fabric["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
         await fabric.fleet.membership.refresh()
         answer = await fabric.chat(PROMPT)
 
-    assert (node_of(answer), waits) == ("node-a", [])
+    assert (node_of(answer), wait_limits) == ("node-a", [])
 
 
-async def test_short_conversation_waits(waits):
-    async with joined_in_part() as fabric:
+async def test_short_conversation_waits(wait_limits):
+    async with partial_fabric() as fabric:
         await fabric.chat("hi", "noted", "and?")
 
-    assert len(waits) == 1
+    assert len(wait_limits) == 1
 
 
-async def test_known_agent_does_not_wait(waits):
-    async with joined_in_part() as fabric:
+async def test_known_agent_does_not_wait(wait_limits):
+    async with partial_fabric() as fabric:
         bob = await fabric.chat("hi", agent="bob")
-        waits.clear()
+        wait_limits.clear()
         fabric["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
         await fabric.fleet.membership.refresh()
         answer = await fabric.chat(PROMPT, "noted", "and?", agent="bob")
 
     assert {node_of(bob), node_of(answer)} == {"node-a"}
-    assert waits == []
+    assert wait_limits == []
 
 
-async def test_late_node_is_not_awaited(waits):
-    async with joined_in_part() as fabric:
+async def test_late_node_is_not_awaited(wait_limits):
+    async with partial_fabric() as fabric:
         fabric["node-a"].view_changes = {"prefill_tokens_per_s": 0.1}
         await fabric.fleet.membership.refresh()
         fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()
         answer = await fabric.chat(PROMPT, "noted", "and?", agent="alice")
 
     assert node_of(answer) == "node-a"
-    assert waits == []
-    assert int(answer.headers["x-macfabric-epoch"]) > 1_024, "node-b may still own her"
+    assert wait_limits == []
+    assert int(answer.headers["x-macfabric-epoch"]) > 1_024, "node-b may still own the agent"
 
 
 async def test_loading_node_is_awaited():
-    async with joined_in_part() as fabric:
+    async with partial_fabric() as fabric:
         fabric.fleet.discovery._gathered_s = fabric.fleet.clock.monotonic_s()  # node-b joins later
         fabric.late.is_loading = True
         join(fabric)
@@ -181,7 +181,7 @@ async def test_loading_node_is_awaited():
 @pytest.mark.parametrize("count", [1, 2])
 async def test_waiting_stream_names_awaited_nodes(count, monkeypatch):
     monkeypatch.setattr("router.api.late_stream.STREAM_SILENCE_S", 0.1)
-    async with joined_in_part() as fabric:
+    async with partial_fabric() as fabric:
         options = {"agent": "alice", "stream": True, "n": count}
         was_answered, answer = await ask_then_join(fabric, PROMPT, "noted", "and?", **options)
 
@@ -199,8 +199,8 @@ async def test_waiting_stream_names_awaited_nodes(count, monkeypatch):
 
 async def test_stream_that_waited_in_vain_ends_with_error(monkeypatch):
     monkeypatch.setattr("router.api.late_stream.STREAM_SILENCE_S", 0.1)
-    async with joined_in_part(scale=4.0) as fabric:
-        fabric["node-a"].does.refuse = ConflictError("not now", code="busy")
+    async with partial_fabric(scale=4.0) as fabric:
+        fabric["node-a"].behaviour.refuse = ConflictError("not now", code="busy")
         answer = await fabric.chat(PROMPT, "noted", "and?", agent="alice", stream=True)
 
     assert answer.status_code == 200
@@ -209,7 +209,7 @@ async def test_stream_that_waited_in_vain_ends_with_error(monkeypatch):
 
 
 async def test_health_reports_partial_fabric():
-    async with joined_in_part() as fabric:
+    async with partial_fabric() as fabric:
         http = fabric.http()
         partial = await http.get("/healthz")
         stranger = await fabric.http(operates=False).get("/healthz")
@@ -219,7 +219,7 @@ async def test_health_reports_partial_fabric():
         named = (await http.get("/healthz")).json()
         join(fabric)
         await until(fabric.fleet.membership.has_all_reports)
-        await until(lambda: not fabric.fleet.discovery.awaited())
+        await until(lambda: not fabric.fleet.discovery.awaited_nodes())
         whole = (await http.get("/healthz")).json()
 
     assert (partial.status_code, partial.json()["status"]) == (200, "partial")
@@ -230,7 +230,7 @@ async def test_health_reports_partial_fabric():
 
 
 async def test_generate_is_503_while_agent_may_be_on_awaited_node():
-    async with joined_in_part() as fabric:
+    async with partial_fabric() as fabric:
         answer = await fabric.http().post("/v1/agents/alice/generate", json={"text": "and?"})
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "agents_unknown")

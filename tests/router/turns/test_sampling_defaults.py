@@ -26,11 +26,11 @@ ROUTES = {
 }
 
 
-def sampled(request):
+def sampling_values(request):
     return {name: getattr(request.sampling, name) for name in BUILT_IN}
 
 
-def defaulted(**changes):
+def node_with_defaults(**changes):
     node = FakeNode("node-a")
     node.view_changes = {"sampling": DEFAULTS, **changes}
     return node
@@ -39,12 +39,12 @@ def defaulted(**changes):
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("path", ROUTES)
 async def test_omitted_sampling_fields_use_node_defaults(path, stream):
-    async with rig(nodes=[defaulted()]) as fabric:
+    async with rig(nodes=[node_with_defaults()]) as fabric:
         answer = await fabric.http().post(path, json={**ROUTES[path], "stream": stream})
         assert answer.status_code == 200, answer.text
 
     (request,) = fabric["node-a"].requests
-    assert sampled(request) == FILLED
+    assert sampling_values(request) == FILLED
     assert request.sampling.seed is None
 
 
@@ -53,38 +53,38 @@ async def test_explicit_sampling_fields_are_kept(path):
     own = {"temperature": 0, "top_p": 1.0}
     if "generate" not in path:
         own["top_k"] = 0
-    async with rig(nodes=[defaulted()]) as fabric:
+    async with rig(nodes=[node_with_defaults()]) as fabric:
         await fabric.http().post(path, json={**ROUTES[path], **own})
         path_of_another = path.replace("mira", "ivan")
         await fabric.http().post(path_of_another, json={**ROUTES[path], **dict.fromkeys(own)})
 
     first, second = fabric["node-a"].requests
-    assert sampled(first) == {**FILLED, **own}
-    assert sampled(second) == FILLED, "null is left out"
+    assert sampling_values(first) == {**FILLED, **own}
+    assert sampling_values(second) == FILLED, "null is left out"
 
 
 async def test_several_answers_share_defaults_with_distinct_seeds():
-    async with rig(nodes=[defaulted()]) as fabric:
+    async with rig(nodes=[node_with_defaults()]) as fabric:
         await fabric.chat("hi", n=3, seed=7)
 
     requests = fabric["node-a"].requests
-    assert all(sampled(request) == FILLED for request in requests)
+    assert all(sampling_values(request) == FILLED for request in requests)
     assert {request.sampling.seed for request in requests} == {7, 8, 9}
 
 
 async def test_each_model_has_its_own_sampling_defaults():
-    nodes = [defaulted(), FakeNode("node-b", model="plain")]
+    nodes = [node_with_defaults(), FakeNode("node-b", model="plain")]
     async with rig(nodes=nodes) as fabric:
         for model in (MODEL, "plain"):
             answer = await fabric.chat("hi", model=model)
             assert answer.status_code == 200, answer.text
 
-    assert sampled(fabric["node-a"].requests[0]) == FILLED
-    assert sampled(fabric["node-b"].requests[0]) == dict(BUILT_IN)
+    assert sampling_values(fabric["node-a"].requests[0]) == FILLED
+    assert sampling_values(fabric["node-b"].requests[0]) == dict(BUILT_IN)
 
 
 async def test_node_list_shows_effective_sampling_defaults():
-    async with rig(nodes=[defaulted()]) as fabric:
+    async with rig(nodes=[node_with_defaults()]) as fabric:
         for operates in (True, False):
             http = fabric.http(operates=operates)
             (row,) = (await http.get("/v1/nodes")).json()["data"]

@@ -152,7 +152,7 @@ def test_answer_that_its_client_leaves_counts():
 
 
 @asynccontextmanager
-async def limited(**limits):
+async def limited_rig(**limits):
     settings = RouterSettings(
         api_keys=KEYS, tenant_limits={"one": TenantLimits(**limits)}, takeover_after_s=20.0
     )
@@ -162,15 +162,15 @@ async def limited(**limits):
 
 @pytest.mark.parametrize("path", REQUESTS)
 async def test_refusal_has_the_shape_of_its_api(path):
-    async with limited(turns=1) as fabric:
+    async with limited_rig(turns=1) as fabric:
         node, http = fabric["node-a"], fabric.http(KEY, operates=False)
-        node.does.hang = True
+        node.behaviour.hang = True
         running = asyncio.create_task(
             http.post("/v1/chat/completions", json=REQUESTS["/v1/chat/completions"])
         )
         await until(lambda: node.requests)
         refused = await http.post(path, json=REQUESTS[path])
-        node.does.hang = False
+        node.behaviour.hang = False
         other = await fabric.http(OTHER_KEY, operates=False).post(path, json=REQUESTS[path])
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -191,7 +191,7 @@ async def test_refusal_has_the_shape_of_its_api(path):
 
 
 async def test_used_up_tokens_refuse_the_next_turn_and_count_it():
-    async with limited(tokens_per_minute=4) as fabric:
+    async with limited_rig(tokens_per_minute=4) as fabric:
         http = fabric.http(KEY, operates=False)
         first = await fabric.chat("hello", http=http)
         refused = await fabric.chat("hello", http=http)

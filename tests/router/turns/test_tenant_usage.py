@@ -29,7 +29,7 @@ HOUR_S = 3600
 SETTINGS = RouterSettings(api_keys={"one": KEY, "two": OTHER_KEY}, takeover_after_s=20.0)
 
 
-def admitted(prompt, cached, fetched=None):
+def admission(prompt, cached, fetched=None):
     return Admitted(
         "mira", "node-a", 1, CacheTier.HOT, MatchKind.EXTEND, prompt, cached, "",
         fetched_tokens=fetched,
@@ -37,11 +37,11 @@ def admitted(prompt, cached, fetched=None):
 
 
 def turn(usage, tenant=ONE, prompt=100, cached=60, answer=7, *, is_ok=True):
-    usage.note_admission(tenant, admitted(prompt, cached, 5))
+    usage.note_admission(tenant, admission(prompt, cached, 5))
     usage.note_end(tenant, answer, TurnTimes(prefill_s=0.5, decode_s=1.0), is_ok=is_ok)
 
 
-def test_turns_are_counted_by_what_was_computed_and_cached():
+def test_usage_counts_computed_and_cached_tokens():
     usage = TenantUsage(ManualClock())
     turn(usage)
     turn(usage, is_ok=False)

@@ -14,7 +14,7 @@ GROUP = TenantId("default"), "crew"
 NAMES = [AgentId(name) for name in "abcde"]
 
 
-def played(orders, agents, group=GROUP):
+def play_agents(orders, agents, group=GROUP):
     """Note turns and guess each next agent; return the expectations and their outcomes."""
     expected, outcomes = [], []
     for agent in agents:
@@ -26,7 +26,7 @@ def played(orders, agents, group=GROUP):
 
 
 def test_a_round_is_expected_once_it_was_seen_twice():
-    expected, outcomes = played(TurnOrders(), "abcde" * 4)
+    expected, outcomes = play_agents(TurnOrders(), "abcde" * 4)
 
     assert expected[:10] == [None] * 10, "the step from e to a was seen once"
     assert expected[10:] == list("bcdea" * 2)
@@ -34,9 +34,9 @@ def test_a_round_is_expected_once_it_was_seen_twice():
 
 
 @given(st.permutations(NAMES), st.integers(2, 5), st.integers(3, 6))
-def test_agents_that_come_round_are_expected(names, count, laps):
+def test_agents_that_take_turns_are_expected(names, count, laps):
     lap = names[:count]
-    expected, outcomes = played(TurnOrders(), lap * laps)
+    expected, outcomes = play_agents(TurnOrders(), lap * laps)
     following = [*(lap * laps)[1:], lap[0]]
 
     assert expected[2 * count :] == following[2 * count :]
@@ -44,9 +44,9 @@ def test_agents_that_come_round_are_expected(names, count, laps):
 
 
 @given(st.lists(st.sampled_from(NAMES), max_size=60))
-def test_only_what_followed_twice_in_a_row_is_expected(agents):
+def test_only_agents_that_followed_twice_in_a_row_are_expected(agents):
     orders = TurnOrders()
-    played(orders, reversed(NAMES))  # so that no agent is new
+    play_agents(orders, reversed(NAMES))  # so that no agent is new
     before, followers = NAMES[0], {later: (name, 1) for name, later in pairwise(NAMES)}
     for agent in agents:
         orders.note(GROUP, agent)
@@ -59,14 +59,16 @@ def test_only_what_followed_twice_in_a_row_is_expected(agents):
 
 
 def test_tool_loops_are_one_turn_and_a_child_comes_back_to_its_parent():
-    expected, outcomes = played(TurnOrders(), "aaabbaabbbabb")
+    expected, outcomes = play_agents(TurnOrders(), "aaabbaabbbabb")
 
     assert expected[-1] == "a"
     assert False not in outcomes
 
 
 def test_a_parent_is_expected_after_new_children_once_it_came_back_twice():
-    expected, outcomes = played(TurnOrders(), ["main", "s1", "main", "s2", "main", "s3", "main"])
+    expected, outcomes = play_agents(
+        TurnOrders(), ["main", "s1", "main", "s2", "main", "s3", "main"]
+    )
 
     assert expected == [None] * 5 + ["main", None]
     assert outcomes == [None] * 6 + [True]
@@ -82,14 +84,14 @@ def test_a_parent_is_expected_after_new_children_once_it_came_back_twice():
     ],
 )
 def test_no_parent_is_expected_that_may_not_come_back(turns):
-    expected, _ = played(TurnOrders(), turns)
+    expected, _ = play_agents(TurnOrders(), turns)
     assert expected[-1] is None
 
 
 def test_a_wrong_guess_is_known_and_ends_the_expectation():
     orders = TurnOrders()
-    played(orders, "abcabcabc")
-    expected, outcomes = played(orders, "ac")
+    play_agents(orders, "abcabcabc")
+    expected, outcomes = play_agents(orders, "ac")
     assert (expected[0], outcomes[1]) == ("b", False)
     orders.note(GROUP, AgentId("a"))
     assert orders.expect(GROUP, AgentId("a")) is None
@@ -97,7 +99,7 @@ def test_a_wrong_guess_is_known_and_ends_the_expectation():
 
 def test_groups_and_tenants_are_apart():
     orders = TurnOrders()
-    played(orders, "ababab")
+    play_agents(orders, "ababab")
     for group in ((GROUP[0], "other"), (TenantId("other"), GROUP[1])):
         assert orders.note(group, AgentId("a")) is None
         assert orders.expect(group, AgentId("a")) is None
@@ -107,11 +109,11 @@ def test_groups_and_tenants_are_apart():
 @pytest.mark.parametrize("count", [TURN_ORDERS_MAX + 10])
 def test_the_oldest_group_and_agent_are_forgotten(count):
     orders = TurnOrders()
-    played(orders, "ababab")
+    play_agents(orders, "ababab")
     for number in range(count):
         orders.note((GROUP[0], f"group-{number}"), AgentId("a"))
     assert orders.expect(GROUP, AgentId("b")) is None
 
-    played(orders, "ababab")
-    played(orders, [f"agent-{number}" for number in range(TURN_ORDER_AGENTS_MAX + 2)])
-    assert played(orders, "a")[0] == [None]
+    play_agents(orders, "ababab")
+    play_agents(orders, [f"agent-{number}" for number in range(TURN_ORDER_AGENTS_MAX + 2)])
+    assert play_agents(orders, "a")[0] == [None]

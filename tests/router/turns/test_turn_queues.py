@@ -140,7 +140,7 @@ async def test_a_full_queue_refuses_with_the_time_until_half_of_it_is_gone():
     await world.end()
 
 
-async def test_a_delay_counts_what_others_get_meanwhile():
+async def test_retry_delay_counts_turns_of_other_tenants():
     world = World(waiting_max=64)
     await world.ask(ALONE + 16, ONE, work_s=2.0)
     alone_s = world.queues.retry_after_s(ONE)
@@ -165,7 +165,7 @@ async def test_a_turn_that_is_cancelled_leaves_its_place_to_the_next():
     await asyncio.gather(tasks[ALONE], return_exceptions=True)
     assert world.queues.waiting_count(NODE) == 2
     world.places[0].leave()
-    tasks[ALONE + 1].cancel()  # at the moment when it gets its place
+    tasks[ALONE + 1].cancel()  # at the moment when it is admitted
     await asyncio.gather(tasks[ALONE + 1], return_exceptions=True)
     await asyncio.sleep(0)
     assert world.queues.waiting_count(NODE) == 0

@@ -36,7 +36,7 @@ async def test_new_agents_spread_over_idle_nodes():
 async def test_simultaneous_first_turns_of_an_agent_go_to_one_node():
     async with rig(started=True, tended=False) as fabric:
         for node in fabric.nodes.values():
-            node.does.first_delay_s = 0.1
+            node.behaviour.first_delay_s = 0.1
         answers = await asyncio.gather(*(fabric.chat("hi", agent="alice") for _ in range(8)))
         others = await asyncio.gather(*(fabric.chat("hi", agent=f"b{i}") for i in range(6)))
 
@@ -119,7 +119,7 @@ async def test_unreported_owner_is_found_by_one_refresh():
 async def test_refusing_owner_is_retried_once(error):
     async with rig("a") as fabric:
         await fabric.chat("hi", agent="alice")
-        fabric["node-a"].does.refuse = error
+        fabric["node-a"].behaviour.refuse = error
         answer = await fabric.chat("hi", agent="alice")
         requests = len(fabric["node-a"].requests)
 
@@ -130,7 +130,7 @@ async def test_refusing_owner_is_retried_once(error):
 async def test_turn_waits_for_unreported_nodes():
     late = FakeNode("node-b")
     late.memory["default", "alice"] = Memory("default", "alice", epoch=4, text=f"<user>{LONG}")
-    late.does.slow["list_agents"] = 0.4
+    late.behaviour.slow["list_agents"] = 0.4
     async with rig(nodes=[FakeNode("node-a"), late], started=False) as fabric:
         await until(fabric.fleet.ready)
         answer = await fabric.chat(LONG, agent="alice")
@@ -142,10 +142,10 @@ async def test_turn_waits_for_unreported_nodes():
 async def test_turn_of_unknown_agent_waits_for_late_node():
     late, prompt = FakeNode("node-b"), LONG * 10
     late.memory["default", "alice"] = Memory("default", "alice", epoch=4, text=f"<user>{prompt}")
-    late.does.slow["list_agents"] = 0.5
+    late.behaviour.slow["list_agents"] = 0.5
     async with rig(nodes=[FakeNode("node-a"), late], started=False) as fabric:
         fabric.listed.pop("node-b")
-        await until(fabric.fleet.membership.settled)
+        await until(fabric.fleet.membership.is_settled)
         await fabric.chat("hi", agent="bob")
         fabric.fleet.discovery._until_s = 0.0  # the router's start is long past
         fabric.listed["node-b"] = late
@@ -165,7 +165,7 @@ async def test_new_router_waits_for_reports_of_later_owners():
     for node, epoch in (before, 1), (after, 3):
         memory = Memory("default", "alice", epoch=epoch, text=f"<user>{LONG}")
         node.memory["default", "alice"] = memory
-    after.does.slow["list_agents"] = 0.4
+    after.behaviour.slow["list_agents"] = 0.4
     async with rig(nodes=[before, after], started=False) as fabric:
         await until(lambda: fabric.fleet.directory.owner(("default", "alice")))
         answer = await fabric.chat(LONG, agent="alice")
@@ -199,7 +199,7 @@ async def test_turn_is_503_without_any_node():
 async def test_node_error_is_not_retried_elsewhere():
     async with rig() as fabric:
         for node in fabric.nodes.values():
-            node.does.raw_answer = (500, b"{}")
+            node.behaviour.raw_answer = (500, b"{}")
         answer = await fabric.chat("hi")
         requests_count = sum(len(node.requests) for node in fabric.nodes.values())
 

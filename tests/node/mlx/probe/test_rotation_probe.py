@@ -63,7 +63,7 @@ def rotations_of(name: str) -> Any:
 
 
 def by_cache(model: Any) -> Any:
-    """Join the rotations of a list's members: their slots have different names here."""
+    """Join the rotations of a list's members, whose slots have different names."""
     found = iter(read_rotations(model))
     sizes = [len(getattr(cache, "caches", "1")) for cache in make_prompt_cache(model)]
     return [tuple(r for _ in range(size) for r in next(found)) for size in sizes]

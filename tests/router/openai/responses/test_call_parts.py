@@ -38,7 +38,7 @@ PARTS = [
 
 
 async def events(fabric, node_events, **more):
-    fabric["node-a"].does.events = node_events
+    fabric["node-a"].behaviour.events = node_events
     answer = await fabric.http().post("/v1/responses", json={**BODY, **more})
     return [json.loads(part.split("data: ")[1]) for part in answer.text.split("\n\n")[:-1]]
 

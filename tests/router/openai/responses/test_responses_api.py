@@ -74,7 +74,7 @@ async def test_unstreamed_response_has_all_fields():
 
 async def test_stream_events_are_numbered_and_ordered():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = THOUGHT
+        fabric["node-a"].behaviour.events = THOUGHT
         body = {**BODY, "stream": True, "tools": [LOOK, PATCH, SPACE]}
         answer = await fabric.http().post(PATH, json=body)
 
@@ -118,7 +118,7 @@ SUMMARIES = ["auto", "concise", "detailed"]
 
 async def test_reasoning_summary_events_carry_the_thought():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = THOUGHT
+        fabric["node-a"].behaviour.events = THOUGHT
         client, more = fabric.openai(), {"tools": [LOOK, PATCH, SPACE]}
         stream = await client.responses.create(
             **BODY, **more, reasoning={"summary": "auto"}, stream=True
@@ -147,7 +147,7 @@ async def test_reasoning_summary_events_carry_the_thought():
 @pytest.mark.parametrize("value", [*SUMMARIES, None, "none"])
 async def test_reasoning_summary_is_sent_only_on_request(streams, field, value):
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = THOUGHT
+        fabric["node-a"].behaviour.events = THOUGHT
         client, more = fabric.openai(), {"reasoning": {field: value}}
         if streams:
             async with client.responses.stream(**BODY, **more) as stream:
@@ -170,7 +170,7 @@ async def test_reasoning_summary_is_sent_only_on_request(streams, field, value):
 @pytest.mark.parametrize("streams", [False, True])
 async def test_sdk_reads_reasoning_text_and_calls(streams):
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = THOUGHT
+        fabric["node-a"].behaviour.events = THOUGHT
         client, tools = fabric.openai(), [LOOK, PATCH, SPACE, {"type": "web_search"}]
         if streams:
             async with client.responses.stream(**BODY, tools=tools) as stream:
@@ -195,7 +195,7 @@ async def test_sdk_reads_reasoning_text_and_calls(streams):
 
 async def test_output_items_can_be_sent_back_unchanged():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = THOUGHT
+        fabric["node-a"].behaviour.events = THOUGHT
         client, tools = fabric.openai(), [LOOK, PATCH, SPACE]
         done = await client.responses.create(
             **BODY, tools=tools, store=False, include=["reasoning.encrypted_content"]
@@ -328,7 +328,7 @@ async def test_erasing_agent_deletes_its_responses():
 @pytest.mark.parametrize("streams", [False, True])
 async def test_truncated_response_is_incomplete(streams):
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [Delta(0, "on"), Finished(FinishReason.LENGTH, 1)]
+        fabric["node-a"].behaviour.events = [Delta(0, "on"), Finished(FinishReason.LENGTH, 1)]
         client = fabric.openai()
         if streams:
             stream = await client.responses.create(**BODY, stream=True, max_output_tokens=1)
@@ -345,7 +345,10 @@ async def test_truncated_response_is_incomplete(streams):
 
 async def test_mid_stream_error_is_the_last_event():
     async with rig("a") as fabric:
-        fabric["node-a"].does.events = [Delta(0, "on"), Failed(500, "engine_failed", "it broke")]
+        fabric["node-a"].behaviour.events = [
+            Delta(0, "on"),
+            Failed(500, "engine_failed", "it broke"),
+        ]
         client = fabric.openai()
         events = [event async for event in await client.responses.create(**BODY, stream=True)]
         failed = events[-1]
@@ -359,7 +362,7 @@ async def test_mid_stream_error_is_the_last_event():
 
 async def test_errors_before_first_event_have_openai_shape():
     async with rig("a") as fabric:
-        fabric["node-a"].does.refuse = RetryLaterError("no", retry_after_s=3.0)
+        fabric["node-a"].behaviour.refuse = RetryLaterError("no", retry_after_s=3.0)
         with pytest.raises(openai.InternalServerError):
             await fabric.openai().responses.create(**BODY, stream=True)
         missing = await fabric.http().get(f"{PATH}/resp_x/nothing")
@@ -371,7 +374,7 @@ async def test_logprobs_are_returned_on_request():
     token = TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5)))
     async with rig("a") as fabric:
         events = [Delta(0, "a", logprobs=(token,)), Finished(FinishReason.STOP, 1)]
-        fabric["node-a"].does.events = events
+        fabric["node-a"].behaviour.events = events
         client, include = fabric.openai(), ["message.output_text.logprobs"]
         done = await client.responses.create(**BODY, include=include, top_logprobs=2)
         async with client.responses.stream(**BODY, include=include, top_logprobs=2) as stream:
@@ -388,8 +391,8 @@ async def test_logprobs_are_returned_on_request():
 async def test_disconnected_client_cancels_turn():
     async with rig("a") as fabric:
         node = fabric["node-a"]
-        node.does.events = [Delta(i, "word ") for i in range(500)]
-        node.does.delay_s = 0.01
+        node.behaviour.events = [Delta(i, "word ") for i in range(500)]
+        node.behaviour.delay_s = 0.01
         async with fabric.openai().responses.stream(**BODY) as stream:
             async for _ in stream:
                 break
@@ -410,7 +413,7 @@ async def test_ignored_header_is_sanitized():
 async def test_item_references_count_toward_body_limit():
     async with rig("a") as fabric:
         text = "x" * 4_096
-        fabric["node-a"].does.events = [Delta(0, text), Finished(FinishReason.STOP, 1)]
+        fabric["node-a"].behaviour.events = [Delta(0, text), Finished(FinishReason.STOP, 1)]
         first = await fabric.openai().responses.create(**BODY)
         named = {"type": "item_reference", "id": first.output[0].id}
         many = [named] * (BODY_BYTES_MAX // len(text))
