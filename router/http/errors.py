@@ -166,7 +166,7 @@ def _client_trace(scope: Scope) -> Traceparent | None:
 
 
 class ErrorBoundary:
-    """Outermost middleware: sets the request id, and answers any exception of the others."""
+    """Middleware: sets the request id, and answers any exception of the middleware inside it."""
 
     def __init__(self, app: ASGIApp, dialects: Dialects) -> None:
         self._app = app
