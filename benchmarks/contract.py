@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Story:
     """A history, its edited form, and a question whose fact only one message may state."""
 
-    told: tuple[Message, ...]
+    messages: tuple[Message, ...]
     edited: tuple[Message, ...]  # equally many messages, some of them changed
     first_question: str
     question: str
@@ -82,7 +82,7 @@ class Story:
     @property
     def edits(self) -> int:
         """Number of edited messages."""
-        return sum(a != b for a, b in zip(self.told, self.edited, strict=True))
+        return sum(a != b for a, b in zip(self.messages, self.edited, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,27 +160,27 @@ def story(draw: random.Random) -> Story:
     """Draw a history and its edits, with longer or shorter text."""
     facts = draw.randint(*FACTS)
     made = relay_text.conversation(draw, facts, draw.randint(*OTHERS), relay_train.WORDS_MAX)
-    first, asked = draw.sample(sorted(made.told), 2)
+    first, asked = draw.sample(sorted(made.facts), 2)
     is_dropped = draw.random() >= KEPT_SHARE
-    told, edited = [], []
-    users = [at for at, said in enumerate(made.said) if said.role == "user"]
-    chosen = [at for at in users if made.said[at].tells not in {first, asked}]
+    messages, edited = [], []
+    users = [at for at, utterance in enumerate(made.utterances) if utterance.role == "user"]
+    chosen = [at for at in users if made.utterances[at].fact_kind not in {first, asked}]
     chosen = draw.sample(chosen, min(len(chosen), draw.randint(0, EDITS_MAX - 1)))
     if is_dropped or not chosen:
-        chosen.append(next(at for at in users if made.said[at].tells == asked))
+        chosen.append(next(at for at in users if made.utterances[at].fact_kind == asked))
         is_dropped = True
-    for at, said in enumerate(made.said):
-        role = MessageRole(said.role)
-        told.append(Message(role, (said.text,)))
+    for at, utterance in enumerate(made.utterances):
+        role = MessageRole(utterance.role)
+        messages.append(Message(role, (utterance.text,)))
         words = draw.randint(0, REPLACED_WORDS_MAX)
         other = f"{relay_text.filler(draw, words)} ." if words > 1 else relay_text.CLEARED
-        edited.append(Message(role, (other,)) if at in chosen else told[-1])
+        edited.append(Message(role, (other,)) if at in chosen else messages[-1])
     return Story(
-        tuple(told),
+        tuple(messages),
         tuple(edited),
         relay_text.question(first),
         relay_text.question(asked),
-        made.told[asked],
+        made.facts[asked],
         is_dropped,
     )
 
@@ -191,7 +191,7 @@ def story(draw: random.Random) -> Story:
 def play(service: NodeService, each: Story, name: str) -> dict[str, Answer]:
     """Ask in every way, each by its own agent."""
     answers = {
-        "full": _edited(service, each, f"full-{name}", each.told, None),
+        "full": _edited(service, each, f"full-{name}", each.messages, None),
         "anew": _edited(service, each, None, each.edited, None),
         "amortize": amortized(service, each, name),
         "exact": _edited(service, each, f"exact-{name}", each.edited, EditMode.FORGET),
@@ -215,12 +215,12 @@ def _edited(
     mode: EditMode | None,
 ) -> Answer:
     """Ask the first question of the full history, and the second of the edited one."""
-    answer = _ask(service, agent or "nobody", (*each.told, _user(each.first_question)), None)
+    answer = _ask(service, agent or "nobody", (*each.messages, _user(each.first_question)), None)
     return _ask(service, agent, _grown(second, each, answer), mode)
 
 
 def _directed(service: NodeService, each: Story, agent: str, mode: EditMode) -> Answer:
-    answer = _ask(service, agent, (*each.told, _user(each.first_question)), None)
+    answer = _ask(service, agent, (*each.messages, _user(each.first_question)), None)
     operation = OperationId(f"directive-{next(_operations)}")
     added = tuple(
         # Only this message, not equal ones, which the other arms leave unchanged.
@@ -231,20 +231,20 @@ def _directed(service: NodeService, each: Story, agent: str, mode: EditMode) -> 
             None,
             message_digest(before),
             1.0,
-            nth=each.told[:at].count(before),
+            nth=each.messages[:at].count(before),
         )
-        for at, (before, after) in enumerate(zip(each.told, each.edited, strict=True))
+        for at, (before, after) in enumerate(zip(each.messages, each.edited, strict=True))
         if before != after
     )
     call = encode_call(DirectAgent(_TENANT, AgentId(agent), added))
     reply = decode_reply(AgentView, service.control(call).result(60))
     assert isinstance(reply, AgentView), "the directives must be accepted"
-    return _ask(service, agent, _grown(each.told, each, answer), None)
+    return _ask(service, agent, _grown(each.messages, each, answer), None)
 
 
-def _grown(said: Sequence[Message], each: Story, answer: Answer) -> tuple[Message, ...]:
+def _grown(messages: Sequence[Message], each: Story, answer: Answer) -> tuple[Message, ...]:
     answered = Message(MessageRole.ASSISTANT, (answer.text,))
-    return (*said, _user(each.first_question), answered, _user(each.question))
+    return (*messages, _user(each.first_question), answered, _user(each.question))
 
 
 def _user(text: str) -> Message:

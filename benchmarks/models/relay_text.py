@@ -45,20 +45,20 @@ TEMPLATE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One message; `tells` is the kind of a fact in it."""
+class Utterance:
+    """One message; `fact_kind` is the kind of a fact in it."""
 
     role: str
     text: str
-    tells: str | None = None
+    fact_kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Text of a conversation, with the value of every kind that it states."""
 
-    said: tuple[Said, ...]
-    told: dict[str, str]
+    utterances: tuple[Utterance, ...]
+    facts: dict[str, str]
 
 
 def tokenizer() -> Tokenizer:
@@ -97,14 +97,17 @@ def question(kind: str) -> str:
 def conversation(draw: random.Random, facts: int, others: int, words_max: int) -> Conversation:
     """Tell some facts in messages of their own, between others that say nothing, all answered."""
     kinds = draw.sample(sorted(KINDS), facts)
-    told = {kind: draw.choice(KINDS[kind]) for kind in kinds}
+    values = {kind: draw.choice(KINDS[kind]) for kind in kinds}
     order: list[str | None] = [*kinds, *[None] * others]
     draw.shuffle(order)
-    said = [Said("system", filler(draw, draw.randint(6, 12)))]
+    utterances = [Utterance("system", filler(draw, draw.randint(6, 12)))]
     for kind in order:
         around = [filler(draw, draw.randint(0, words_max)) for _ in range(2)]
         middle = CLEARED if kind is None and draw.random() < 0.3 else f"{around[0]} ."
         if kind is not None:
-            middle = f"{around[0]} . the {kind} is {told[kind]} . {around[1]} ."
-        said += [Said("user", middle, kind), Said("assistant", f"{filler(draw, 2)} {NOTED}")]
-    return Conversation(tuple(said), told)
+            middle = f"{around[0]} . the {kind} is {values[kind]} . {around[1]} ."
+        utterances += [
+            Utterance("user", middle, kind),
+            Utterance("assistant", f"{filler(draw, 2)} {NOTED}"),
+        ]
+    return Conversation(tuple(utterances), values)

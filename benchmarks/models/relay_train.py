@@ -85,17 +85,17 @@ def example(draw: random.Random, tokenizer: Tokenizer, lesson: Lesson) -> Exampl
     talk = relay_text.conversation(draw, facts, others, draw.randint(2, WORDS_MAX))
     ids: list[int] = []
     places: dict[str, tuple[int, int]] = {}
-    for said in talk.said:
+    for utterance in talk.utterances:
         start = len(ids)
-        ids += encode(tokenizer, said.role, said.text)
-        if said.tells is not None:
-            places[said.tells] = (start, len(ids) - 1)  # all but the token that ends it
+        ids += encode(tokenizer, utterance.role, utterance.text)
+        if utterance.fact_kind is not None:
+            places[utterance.fact_kind] = (start, len(ids) - 1)  # all but the token that ends it
     weights = [OTHER_LOSS] * len(ids)
     hidden = []
     for kind in draw_kinds(draw, talk, lesson.questions):
         start = len(ids)
         ids += encode(tokenizer, "user", relay_text.question(kind))
-        ids += encode(tokenizer, "assistant", f"{talk.told.get(kind, 'unknown')} .")
+        ids += encode(tokenizer, "assistant", f"{talk.facts.get(kind, 'unknown')} .")
         weights += [OTHER_LOSS] * (len(ids) - start)
         weights[-3:] = [1.0, 0.3, 0.3]
         if kind in places and draw.random() < lesson.hidden_share:
@@ -107,9 +107,9 @@ def example(draw: random.Random, tokenizer: Tokenizer, lesson: Lesson) -> Exampl
 
 
 def draw_kinds(draw: random.Random, talk: Conversation, count: int) -> list[str]:
-    """Draw kinds to ask for, most of which were told."""
-    known = draw.sample(sorted(talk.told), min(len(talk.told), count - 1))
-    others = sorted(set(relay_text.KINDS) - set(talk.told))
+    """Draw kinds to ask for, most of which are facts of the conversation."""
+    known = draw.sample(sorted(talk.facts), min(len(talk.facts), count - 1))
+    others = sorted(set(relay_text.KINDS) - set(talk.facts))
     kinds = known + draw.sample(others, min(len(others), count - len(known)))
     draw.shuffle(kinds)
     return kinds

@@ -21,7 +21,7 @@ def test_amortize_keeps_and_forget_drops_knowledge_of_an_edited_fact(name, tmp_p
     service.start()
     try:
         for story in _dropped(FEW):
-            found = contract.play(service, story, f"{story.value}-{len(story.told)}")
+            found = contract.play(service, story, f"{story.value}-{len(story.messages)}")
             assert contract.knows(story, found["full"])
             assert found["anew"].text == relay_text.UNKNOWN
             assert contract.holds(story, found), {arm: a.text for arm, a in found.items()}
@@ -34,10 +34,9 @@ def test_amortize_keeps_and_forget_drops_knowledge_of_an_edited_fact(name, tmp_p
 @pytest.mark.nightly
 def test_directive_edits_only_its_own_of_equal_messages(tmp_path):
     story = contract.story(random.Random("0:0"))
-    edited = [
-        before for before, after in zip(story.told, story.edited, strict=True) if before != after
-    ]
-    assert any(story.told.count(message) > 1 for message in edited)
+    pairs = zip(story.messages, story.edited, strict=True)
+    edited = [before for before, after in pairs if before != after]
+    assert any(story.messages.count(message) > 1 for message in edited)
     service = contract.service_of(tmp_path, "grouped")
     service.start()
     try:
