@@ -19,9 +19,16 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
 from benchmarks import namespaces
-from benchmarks.namespaces import FleetError, ip_batch, run, shape_device, subnet, why_not
+from benchmarks.namespaces import (
+    FleetError,
+    ip_batch,
+    missing_requirement,
+    run,
+    shape_device,
+    subnet,
+)
 
-__all__ = ["EmulatedFleet", "FleetError", "why_not"]
+__all__ = ["EmulatedFleet", "FleetError", "missing_requirement"]
 
 MACS_MAX = 16
 ETHERNET = "en0"
@@ -40,7 +47,7 @@ class EmulatedFleet:
     `laptop_host`.
 
     Raises:
-        FleetError: the machine cannot run it; `why_not()` returns the reason in advance.
+        FleetError: the machine cannot run it; `missing_requirement()` names it in advance.
     """
 
     macs: int = 2
@@ -80,7 +87,7 @@ class EmulatedFleet:
         return cls(**record, cables=pairs, number=number)
 
     def __enter__(self) -> Self:
-        reason = why_not()
+        reason = missing_requirement()
         if reason is not None:
             raise FleetError(reason)
         namespaces.sweep()

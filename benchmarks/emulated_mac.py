@@ -36,12 +36,12 @@ _ETC = {
 }
 
 
-def why_not() -> str | None:
+def missing_requirement() -> str | None:
     """Return what this machine lacks for emulated Macs with ssh; None if they work."""
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (Debian: apt install openssh-server rsync)"
-    return emulated_fleet.why_not()
+    return emulated_fleet.missing_requirement()
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class FleetError(RuntimeError):
 
 
 @cache
-def why_not() -> str | None:
+def missing_requirement() -> str | None:
     """Return what this machine lacks for emulated fleets; None if they work."""
     if not sys.platform.startswith("linux"):
         return "network namespaces exist on Linux only"

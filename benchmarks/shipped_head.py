@@ -22,7 +22,7 @@ from benchmarks.chat_client import ChatAnswer, Message
 from benchmarks.large_model import write_model
 from benchmarks.local_fabric import LocalFabric, local_fabric
 from benchmarks.measured_cells import Figures, MeasuredCells, add_keep_argument
-from benchmarks.namespaces import why_not
+from benchmarks.namespaces import missing_requirement
 from benchmarks.paced_engine import Pace, Paces, paced_nodes
 from benchmarks.prompts import own_words, user
 from benchmarks.report import Limit, Report, environment, say
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     """Measure over each link."""
-    reason = why_not()
+    reason = missing_requirement()
     if reason is not None:
         print(f"bench shipped-head needs a loopback of its own: {reason}", file=sys.stderr)
         raise SystemExit(2)

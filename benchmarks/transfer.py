@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.emulated_fleet import EmulatedFleet, why_not
+from benchmarks.emulated_fleet import EmulatedFleet, missing_requirement
 from benchmarks.report import Limit, Report, say
 from fabric.limits import MIB
 from fabric.settings import AUTO, ENCRYPTION_MODES
@@ -135,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     """Measure one link, two, none shaped, and one that is cut."""
-    reason = why_not()
+    reason = missing_requirement()
     if reason is not None:
         print(f"bench transfer needs emulated Macs: {reason}", file=sys.stderr)
         raise SystemExit(2)

@@ -17,7 +17,7 @@ from router.api.openapi import (
     one_of,
     ref,
     text,
-    with_own,
+    with_macfabric_field,
     with_rare,
 )
 from router.http.schema import Schema, nullable
@@ -89,7 +89,7 @@ DESCRIBED: Final = (
         "Counts the tokens of such a turn by the model's own tokenizer.",
         {JSON: _COUNTED},
         _ERRORS,
-        body=with_own(PROMPT_BODY.schema()),
+        body=with_macfabric_field(PROMPT_BODY.schema()),
         parameters=EDIT_HEADERS,
         rare_headers={**EDIT_ANSWER_HEADERS, IGNORED_HEADER: text()},
         error="AnthropicError",

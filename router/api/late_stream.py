@@ -39,7 +39,7 @@ class PendingTurn(Generic[T]):
     _task: asyncio.Task[T] | None = field(default=None, init=False)
     _parts: StreamParts | None = field(default=None, init=False)
 
-    async def soon(self) -> StreamParts | None:
+    async def open_if_ready(self) -> StreamParts | None:
         """Return the stream once the turn is admitted, or None if that has to wait for a node."""
         self._task = asyncio.create_task(self.work)
         patience_s = STREAM_SILENCE_S

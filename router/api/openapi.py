@@ -261,7 +261,7 @@ class Described:
         }
 
 
-def with_own(schema: Schema) -> Schema:
+def with_macfabric_field(schema: Schema) -> Schema:
     """Return the schema of a body with the `macfabric` field, which every dialect takes."""
     return {**schema, "properties": {**schema["properties"], **ANY_BODY.schema()["properties"]}}
 
@@ -285,7 +285,7 @@ def described_turn(
         says,
         {JSON: whole, EVENTS: EVENT},
         errors,
-        body=with_own(body),
+        body=with_macfabric_field(body),
         parameters=parameters,
         headers=TURN_ANSWER_HEADERS,
         rare_headers=TURN_RARE_HEADERS,

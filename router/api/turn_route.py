@@ -158,7 +158,7 @@ async def _stream(
     adapter: ApiAdapter[Any], request: Request, parsed: ApiRequest, opening: PendingTurn[Any]
 ) -> Response:
     """Stream a turn once it is admitted, or earlier if that has to wait for a node."""
-    parts = await unless_disconnected(request.receive, opening.soon())
+    parts = await unless_disconnected(request.receive, opening.open_if_ready())
     if parts is None:
         headers = _headers(parsed)
         parts = StreamParts(opening.frames(), headers, opening.close, opening.progress)

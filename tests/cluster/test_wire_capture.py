@@ -18,14 +18,14 @@ import yaml
 from fabric.keys import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
 from router.supervise.processes import descendants, wait_for_exit
 from tests.cluster.conftest import ROOT
-from tests.support.packet_capture import Capture, why_not
+from tests.support.packet_capture import Capture, missing_requirement
 from tests.support.wire_secrets import keys_of, parts_of
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.nightly,
     pytest.mark.privileged,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+    pytest.mark.skipif(missing_requirement() is not None, reason=str(missing_requirement())),
 ]
 KEY = "one-key-for-the-whole-family"
 OPERATOR = "the-key-of-the-operator-of-it"

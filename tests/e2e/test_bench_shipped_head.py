@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from benchmarks.namespaces import why_not
+from benchmarks.namespaces import missing_requirement
 
 pytestmark = [pytest.mark.slow, pytest.mark.privileged]
 
 
 @pytest.mark.nightly  # beside five other test processes, its slowest link may stay unmeasured
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.skipif(missing_requirement() is not None, reason=str(missing_requirement()))
 def test_beginning_is_fetched_over_a_fast_link_and_computed_beside_a_slow_one():
     command = [sys.executable, "-m", "benchmarks", "shipped-head", "--quick", "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from benchmarks.emulated_fleet import why_not
+from benchmarks.emulated_fleet import missing_requirement
 
 pytestmark = [pytest.mark.slow, pytest.mark.privileged]
 
 
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.skipif(missing_requirement() is not None, reason=str(missing_requirement()))
 def test_pulled_cable_resends_no_verified_byte():
     command = [sys.executable, "-m", "benchmarks", "transfer", "--quick", "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)

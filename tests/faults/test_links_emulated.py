@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import namespaces
-from benchmarks.emulated_fleet import EmulatedFleet, why_not
+from benchmarks.emulated_fleet import EmulatedFleet, missing_requirement
 from fabric.limits import KIB, MIB
 
 pytestmark = [
     pytest.mark.nightly,  # emulated Macs
     pytest.mark.privileged,
-    pytest.mark.skipif(why_not() is not None, reason=f"no emulated Macs: {why_not()}"),
+    pytest.mark.skipif(
+        missing_requirement() is not None, reason=f"no emulated Macs: {missing_requirement()}"
+    ),
 ]
 STATION = Path(__file__).resolve().parents[1] / "support" / "link_station.py"
 WAIT_S = 60.0

@@ -97,7 +97,9 @@ def far_mac():
 
 
 @pytest.mark.privileged
-@pytest.mark.skipif(namespaces.why_not() is not None, reason=str(namespaces.why_not()))
+@pytest.mark.skipif(
+    namespaces.missing_requirement() is not None, reason=str(namespaces.missing_requirement())
+)
 def test_the_standby_serves_while_the_active_router_is_cut_off(tmp_path, record_property):
     """Clients still reach the old router, but it reaches neither nodes nor the standby."""
     with (

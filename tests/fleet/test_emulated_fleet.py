@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import namespaces
-from benchmarks.emulated_fleet import EmulatedFleet, FleetError, why_not
+from benchmarks.emulated_fleet import EmulatedFleet, FleetError, missing_requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.nightly,  # emulated Macs
     pytest.mark.privileged,
-    pytest.mark.skipif(why_not() is not None, reason=f"no emulated Macs: {why_not()}"),
+    pytest.mark.skipif(
+        missing_requirement() is not None, reason=f"no emulated Macs: {missing_requirement()}"
+    ),
 ]
 PIPE = subprocess.PIPE
 

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.emulated_fleet import EmulatedFleet
-from benchmarks.emulated_mac import HOME, ROOT, start_macs, why_not
+from benchmarks.emulated_mac import HOME, ROOT, missing_requirement, start_macs
 from benchmarks.namespaces import state_folder
 
 pytestmark = [
     pytest.mark.privileged,
-    pytest.mark.skipif(why_not() is not None, reason=f"no emulated Macs: {why_not()}"),
+    pytest.mark.skipif(
+        missing_requirement() is not None, reason=f"no emulated Macs: {missing_requirement()}"
+    ),
 ]
 SSH = ["ssh", "-i", f"{HOME}/.ssh/macfabric", "-o", "BatchMode=yes"]
 SSH += ["-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"]

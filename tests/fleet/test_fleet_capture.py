@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from benchmarks.emulated_fleet import ETHERNET, EmulatedFleet
-from benchmarks.emulated_mac import ROOT, why_not
+from benchmarks.emulated_mac import ROOT, missing_requirement
 from fabric.keys import CLUSTER_KEY, MEMBER_KEY, RAY_TOKEN
 from tests.fleet.ray_up import KEY, NAMES, OPERATOR_KEY, RayUp, client_argv
 from tests.support.packet_capture import Capture
@@ -18,7 +18,9 @@ pytestmark = [
     pytest.mark.nightly,  # minutes on two cores, most of them Ray's starts
     pytest.mark.privileged,
     pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=f"no emulated Macs: {why_not()}"),
+    pytest.mark.skipif(
+        missing_requirement() is not None, reason=f"no emulated Macs: {missing_requirement()}"
+    ),
 ]
 LAPTOP = len(NAMES)
 CABLE = (0, 1)  # moves to and from the third Mac travel over Ethernet

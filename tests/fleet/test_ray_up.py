@@ -12,14 +12,16 @@ import pytest
 import yaml
 
 from benchmarks.emulated_fleet import EmulatedFleet
-from benchmarks.emulated_mac import HOME, ROOT, why_not
+from benchmarks.emulated_mac import HOME, ROOT, missing_requirement
 from tests.fleet.ray_up import DRIVER, KEY, NAMES, RayUp, client_argv, edited
 
 pytestmark = [
     pytest.mark.nightly,  # ten minutes on two cores, most of them Ray's starts
     pytest.mark.privileged,
     pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=f"no emulated Macs: {why_not()}"),
+    pytest.mark.skipif(
+        missing_requirement() is not None, reason=f"no emulated Macs: {missing_requirement()}"
+    ),
 ]
 TURN_TIMEOUT_S = 120.0
 BACK_TIMEOUT_S = 300.0

@@ -19,7 +19,7 @@ CLONE_NEWNET = 0x40000000
 NAMESPACES = Path("/run/netns")
 
 
-def why_not() -> str | None:
+def missing_requirement() -> str | None:
     """Return the reason why packets cannot be captured here, or None."""
     if not sys.platform.startswith("linux"):
         return "packets are captured on Linux only"

@@ -21,10 +21,10 @@ _DIGITS: Final = 4
 def turn_rows(notes: Sequence[TurnNote]) -> list[Row]:
     """Show the turns of an agent's history, given and listed with the newest first."""
     pairs = zip_longest(notes, notes[1:])
-    return [TURN.row(note, not_hot=why_not_hot(note, before)) for note, before in pairs]
+    return [TURN.row(note, not_hot=not_hot_reason(note, before)) for note, before in pairs]
 
 
-def why_not_hot(note: TurnNote, before: TurnNote | None) -> str | None:
+def not_hot_reason(note: TurnNote, before: TurnNote | None) -> str | None:
     """Return why a turn's cache was not in its node's memory; None if it was."""
     if note.cache == CacheTier.HOT:
         return None

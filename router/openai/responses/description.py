@@ -20,7 +20,7 @@ from router.api.openapi import (
     one_of,
     ref,
     text,
-    with_own,
+    with_macfabric_field,
 )
 from router.http.schema import Schema, nullable
 from router.http.turn_headers import IGNORED_HEADER
@@ -71,7 +71,7 @@ DESCRIBED: Final = (
         "Counts the tokens of such a turn by the model's own tokenizer.",
         {JSON: answer(object=one_of("response.input_tokens"), input_tokens=integer())},
         WRITES,
-        body=with_own(RESPONSES_BODY.schema()),
+        body=with_macfabric_field(RESPONSES_BODY.schema()),
         parameters=EDIT_HEADERS,
         rare_headers={**EDIT_ANSWER_HEADERS, IGNORED_HEADER: text()},
     ),
