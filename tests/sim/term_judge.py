@@ -19,7 +19,8 @@ class TermJudge:
         self._world = world
         self.winners = {}  # by term
         self.is_over = False
-        self._known = {}  # by node: the highest term that it granted or accepted changes of
+        self._known = {}  # by node: the highest term that it granted or accepted changes of,
+        self._lasting = {}  # and the highest that it must have after a restart
         self._placed = {}  # by agent: the latest term in which a node served it, and the epoch
         self.placed_count = 0
 
@@ -27,7 +28,7 @@ class TermJudge:
     def taps(self):
         """Record votes, and the changes that nodes accept."""
         end, grant, check = RouterTerms.end, GrantedTerms.grant, GrantedTerms.check
-        own = Claims._check_ownership
+        write, own = GrantedTerms._write, Claims._check_ownership
 
         def ended(terms, vote):
             is_won = end(terms, vote)
@@ -39,7 +40,12 @@ class TermJudge:
             answer = await grant(terms, call)
             if answer.granted and not call.is_trial and call.lease_s:
                 self._on_accepted(terms, call.term, "grants")
+                self._note_lasting(terms, call.term)
             return answer
+
+        def written(terms, view):
+            write(terms, view)  # raises on a full disk: an accepted term is in memory only then
+            self._note_lasting(terms, view.term)
 
         def checked(terms, term):
             check(terms, term)
@@ -53,6 +59,7 @@ class TermJudge:
             mock.patch.object(RouterTerms, "end", ended),
             mock.patch.object(GrantedTerms, "grant", granted),
             mock.patch.object(GrantedTerms, "check", checked),
+            mock.patch.object(GrantedTerms, "_write", written),
             mock.patch.object(Claims, "_check_ownership", owned),
         ):
             yield
@@ -67,10 +74,15 @@ class TermJudge:
 
     def _on_accepted(self, terms, term, what):
         name = terms._folder.name
-        known = self._known.get(name, 0)
+        known, knower = self._known.get(name, (0, None))
+        known = known if knower is terms else self._lasting.get(name, 0)  # it has restarted
         if term < known:
             self._world.fail(f"{name} {what} term {term}, after term {known}")
-        self._known[name] = term
+        self._known[name] = term, terms
+
+    def _note_lasting(self, terms, term):
+        name = terms._folder.name
+        self._lasting[name] = max(term, self._lasting.get(name, 0))
 
     def _on_placed(self, terms, agent):
         if agent.key[0] == SELF_TEST_TENANT:

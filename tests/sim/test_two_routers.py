@@ -59,5 +59,18 @@ def test_late_turn_of_an_earlier_term_is_judged_by_its_epoch(epoch, is_fine):
     assert (failed == []) is is_fine
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_restarted_node_must_keep_the_terms_that_it_stored(is_stored):
+    """On a full disk it follows a later term in memory only."""
+    failed = []
+    judge = TermJudge(Part(fail=failed.append))
+    before, after = (Part(_folder=Part(name="node-a")) for _ in range(2))
+    judge._on_accepted(before, 3, "accepts a change of")
+    if is_stored:
+        judge._note_lasting(before, 3)
+    judge._on_accepted(after, 2, "accepts a change of")
+    assert bool(failed) is is_stored
+
+
 def test_lives_repeat_with_their_seed():
     assert run(3, two_routers).digest() == run(3, two_routers).digest()
