@@ -185,7 +185,7 @@ def test_agent_of_a_lost_mac_answers_elsewhere_with_one_owner(fabric, fault):
     others = {name: life for name, life in before.items() if name != victim.name}
     assert {name: after[name] for name in others} == others
     if fault == "its power fails":
-        assert after[victim.name][1] == before[victim.name][1] + 1
+        assert after[victim.name][1] > before[victim.name][1]
     # The victim's ownership is superseded: the node that answered owns the agent.
     assert turn(fabric)["node"] == elsewhere["node"]
     owners = [row["owner"] for row in fabric.macfabric("agents") if row["id"] == "mira"]
