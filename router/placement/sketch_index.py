@@ -135,14 +135,13 @@ class SketchIndex:
             self._forget_form(tenant, (node, agent))
             self._places.move_to_end(key)
             self._places[key] = (known[0], tag)
-            if is_coming:
-                self._unstored[key] = HeadState.COMING
-                _count_unstored(known[0], node, 1, HeadState.COMING)
         else:
             self.remove(tenant, node, agent)
             if not sketch:
                 return
-            self._add(key, sketch, tag, HeadState.COMING if is_coming else None)
+            self._add(key, sketch, tag)
+        if is_coming:
+            self._mark_unstored(key, HeadState.COMING)
         if opening is not None:
             self._openings[key] = opening
         if form is not None:
@@ -151,7 +150,7 @@ class SketchIndex:
         self._make_room()
 
     def _lengthen(self, leaf: _Branch, sketch: Sequence[int]) -> bool:
-        """Extend a branch to a longer sketch of its only agent; return whether it is that one."""
+        """Extend a leaf in place to its only agent's longer sketch; return False if it is not."""
         edge, depth = leaf.edge, leaf.depth
         if leaf.children or len(leaf.holders) > 1 or len(sketch) < depth:
             return False
@@ -163,13 +162,7 @@ class SketchIndex:
             self._pieces_count += leaf.depth - depth
         return True
 
-    def _add(
-        self,
-        key: tuple[TenantId, Holder],
-        sketch: Sequence[int],
-        tag: object,
-        state: HeadState | None,
-    ) -> None:
+    def _add(self, key: tuple[TenantId, Holder], sketch: Sequence[int], tag: object) -> None:
         tenant, (node, agent) = key
         root = self._roots.setdefault(tenant, _Branch(array("Q"), None))
         leaf, added_count = _descend(root, array("Q", sketch))
@@ -177,9 +170,10 @@ class SketchIndex:
         leaf.holders.setdefault(node, {})[agent] = None
         self._places[key] = (leaf, tag)
         _count(leaf, node, 1)
-        if state is not None:
-            self._unstored[key] = state
-            _count_unstored(leaf, node, 1, state)
+
+    def _mark_unstored(self, key: tuple[TenantId, Holder], state: HeadState) -> None:
+        self._unstored[key] = state
+        _count_unstored(self._places[key][0], key[1][0], 1, state)
 
     def _make_room(self) -> None:
         while self._is_full() and len(self._places) > 1:
@@ -228,7 +222,8 @@ class SketchIndex:
         if sketch:
             key = (tenant, (node, name))
             self._openings[key] = _NO_OPENING
-            self._add(key, sketch, None, HeadState.BORROWED if borrows else HeadState.COMING)
+            self._add(key, sketch, None)
+            self._mark_unstored(key, HeadState.BORROWED if borrows else HeadState.COMING)
             self._make_room()
         return name
 
@@ -242,20 +237,18 @@ class SketchIndex:
     def remove(self, tenant: TenantId, node: NodeName, agent: AgentId) -> None:
         """Remove an agent on a node, if it is there."""
         key = (tenant, (node, agent))
-        place = self._places.pop(key, None)
-        if place is None:
+        if key not in self._places:
             return
+        self.settle(tenant, node, agent)
         self._openings.pop(key, None)
         self._forget_form(tenant, (node, agent))
-        branch: _Branch | None = place[0]
-        agents = place[0].holders[node]
+        leaf, _ = self._places.pop(key)
+        agents = leaf.holders[node]
         del agents[agent]
         if not agents:
-            del place[0].holders[node]
-        _count(place[0], node, -1)
-        state = self._unstored.pop(key, None)
-        if state is not None:
-            _count_unstored(place[0], node, -1, state)
+            del leaf.holders[node]
+        _count(leaf, node, -1)
+        branch: _Branch | None = leaf
         while branch and branch.parent and not branch.holders and not branch.children:
             del branch.parent.children[branch.edge[0]]
             self._pieces_count -= len(branch.edge)
