@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One agent's messages, each with a fact in it."""
+    """Messages of one agent, each with a fact in it."""
 
     messages: tuple[str, ...]
     questions: tuple[str, ...]

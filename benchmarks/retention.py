@@ -51,7 +51,7 @@ class Score:
 
 @dataclass(slots=True)
 class Simulation:
-    """One node's tier under one workload; one byte stands for one token."""
+    """Tier of one node under one workload; one byte stands for one token."""
 
     workload: Workload
     rank_name: str

@@ -14,7 +14,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One turn, with the tokens in the agent's memory after it."""
+    """Turn, with the tokens in the agent's memory after it."""
 
     at_s: float
     tenant: str

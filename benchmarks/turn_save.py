@@ -109,7 +109,7 @@ class Desk:
 
 @dataclass
 class Talk:
-    """One agent's conversation, and the costs of its turns."""
+    """Conversation of one agent, and the costs of its turns."""
 
     agent: Agent
     cache: ResidentCache

@@ -46,7 +46,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One message; `fact_kind` is the kind of a fact in it."""
+    """Message; `fact_kind` is the kind of a fact in it."""
 
     role: str
     text: str

@@ -51,7 +51,7 @@ _SEVERITIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding: its place, its kind, and whether it was repaired."""
+    """Finding: its place, its kind, and whether it was repaired."""
 
     kind: Kind
     file: str  # path from the folder's root; names are digests

@@ -105,7 +105,7 @@ def load_parts(
 
 
 class _Restore:
-    """One restore of a layout, which is shortened after each block that fails."""
+    """Restore of a layout, which is shortened after each block that fails."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class _Restore:
 
 @dataclass(frozen=True, slots=True)
 class _BlockRead:
-    """One block to read, and the destinations of its rows from `first_row` on, in file order."""
+    """Block to read, and the destinations of its rows from `first_row` on, in file order."""
 
     block: BlockRef
     origin: Origin

@@ -1,4 +1,4 @@
-"""One router's side of the vote for terms: its requests, and the end of its lease.
+"""A router's side of the vote for terms: its requests, and the end of its lease.
 
     following ── a trial that most voters would grant ──▶ asking ── most granted ──▶ active
         ▲                                                   │ refused                 │

@@ -62,7 +62,7 @@ class AgentAnswer:
 
 @dataclass(frozen=True)
 class Crew:
-    """One user's copy of a recipe, with its crew on the fabric."""
+    """A user's copy of a recipe, with its crew on the fabric."""
 
     fabric: object
     recipe: Recipe

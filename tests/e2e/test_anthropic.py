@@ -144,7 +144,7 @@ def test_disconnect_mid_stream_stops_answer_and_keeps_prompt_cached(fabric, clie
 
 
 def test_first_request_of_coding_agent_is_accepted(client):
-    """It has a billing line, a late system message, betas, and breakpoints everywhere."""
+    """The request has a billing line, a late system message, betas, and breakpoints everywhere."""
     marked = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     billing = "x-anthropic-billing-header: cc_version={}; cc_entrypoint=cli; cch=00000;"
 

@@ -229,7 +229,7 @@ def test_stalled_readers_do_not_block_others(fabric):
 
 
 def test_hostile_requests_together_are_refused(fabric):
-    """One long body of a tenant is processed at a time; the others wait in order."""
+    """A tenant's long bodies are processed one at a time; the others wait in order."""
     names = [name for name in HOSTILE if "MiB" in name or "MB" in name]
     answers: list[tuple[str, bytes]] = []
 

@@ -1,4 +1,4 @@
-"""One tenant at a router with a real node: many requests at once, and an abandoned one."""
+"""A tenant at a router with a real node: many requests at once, and an abandoned one."""
 
 import threading
 import time

@@ -83,7 +83,7 @@ def first_turn(root):
     "cause", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.EROFS]
 )
 def test_every_failed_operation_leaves_a_recoverable_disk(tmp_path, monkeypatch, cause, restarted):
-    """One failing operation gives one clear error, no temporary and no loss; later turns work."""
+    """Each failing operation gives one clear error, no temporary and no loss; later turns work."""
     failures = 0
     for point in count():
         if restarted:

@@ -41,7 +41,7 @@ def agents_of(service) -> set[str]:
 
 
 def test_apple_double_files_are_ignored(model, tmp_path, capsys):
-    """They lie beside every stored file and in the model's folder, and appear while a node runs."""
+    """macOS leaves them beside stored and model files, also while a node runs."""
     data = tmp_path / "data"
     add_twins(model)
     with running(data / "nodes", str(model)) as service:

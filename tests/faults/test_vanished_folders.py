@@ -238,7 +238,7 @@ def test_mount_point_of_an_unplugged_drive_is_not_filled(model, tmp_path, drive)
 
 @pytest.mark.parametrize("other", ["empty", "another node's", "older than identities"])
 def test_another_drive_at_the_same_path_is_not_touched(model, tmp_path, drive, other):
-    """Its files belong to the user; the agents are on the first drive."""
+    """The other drive's files are the user's; the agents are on the first drive."""
     with running(drive / "data", model) as service:
         first = ask(service, PROMPT, agent="mira", **BRIEF)
         ask(service, PROMPT[9:], agent="cold", **BRIEF)

@@ -149,7 +149,7 @@ def test_edit_within_a_message_recomputes_only_that_part(tokenizer: ChatTokenize
 
 
 def test_text_between_two_edits_of_a_message_is_kept(tokenizer: ChatTokenizer) -> None:
-    """One line near the beginning and one near the end of a listing are changed."""
+    """A line near the beginning and another near the end of a listing are changed."""
     lines = [f"{number} {number * 7919} {number * 104_729}" for number in range(100)]
     edited = [*lines[:3], "[cut]", *lines[4:96], "[cut too]", *lines[97:]]
     before = [*MESSAGES[:4], "\n".join(lines), *MESSAGES[5:]]

@@ -200,7 +200,7 @@ def test_unread_stream_of_finished_turn_holds_no_cache(model, tmp_path):
 
 
 def test_failed_turn_is_freed_once_its_error_is_read(model, tmp_path):
-    """It is freed without a garbage collection, although the error's traceback refers to it."""
+    """No garbage collection is needed, although the error's traceback refers to the turn."""
     with running(tmp_path, model) as service:
 
         async def scenario():

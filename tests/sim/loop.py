@@ -26,7 +26,7 @@ class StuckError(RuntimeError):
 
 @dataclass(eq=False)
 class Process:
-    """One life of one program, with its own randomness; it may be frozen or dead."""
+    """A program's life, with its own randomness; it may be frozen or dead."""
 
     name: str
     random: random.Random

@@ -77,7 +77,7 @@ class Network:
 
 
 class Pipe:
-    """One direction of a connection: chunks arrive in order, or the pipe breaks."""
+    """A direction of a connection: chunks arrive in order, or the pipe breaks."""
 
     def __init__(self, network, source, target):
         self._network = network

@@ -67,7 +67,7 @@ def play(script, settings=None, seed=1):
 
 
 class Talk:
-    """One agent's client, which extends its conversation and checks every answer."""
+    """An agent's client, which extends its conversation and checks every answer."""
 
     def __init__(self, world, agent, system):
         self._world = world

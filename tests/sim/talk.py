@@ -1,4 +1,4 @@
-"""One conversation as its client keeps it."""
+"""A conversation as its client keeps it."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ WORDS = ("river", "stone", "amber", "cloud", "lantern", "meadow", "harbor", "qui
 
 @dataclass(eq=False)
 class Talk:
-    """One conversation as its client keeps it."""
+    """A conversation as its client keeps it."""
 
     tenant: TenantId
     identity: Identity

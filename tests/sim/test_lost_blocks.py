@@ -160,7 +160,7 @@ def test_agent_with_a_lost_block_supports_every_action(action, found, hot):
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
 @pytest.mark.parametrize("action", ["move", "drain", "pin", "direct"])
 def test_block_lost_while_a_record_is_written_blocks_no_action(action, hot):
-    """One block is lost already; another is lost between the check of blocks and the write."""
+    """A block is lost already; another is lost between the check of blocks and the write."""
 
     async def live(world):
         case = Case(world)

@@ -201,7 +201,7 @@ def _message(events: list[Any]) -> dict[str, Any]:
 
 @dataclass
 class Talk:
-    """One conversation as its client keeps it."""
+    """A conversation as its client keeps it."""
 
     driver: Driver
     name: str = "one"

@@ -37,7 +37,7 @@ class NemesisAction:
 
 @dataclass
 class Nemesis:
-    """One kill and two moves in each phase; a killed node restarts at once or a phase later."""
+    """A kill and two moves in each phase; a killed node restarts at once or a phase later."""
 
     fabric: ProcessFabric
     scenario: Scenario

@@ -42,7 +42,7 @@ SETTLE_S = 30.0
 
 @dataclass
 class Mac:
-    """One node: its present process, and the folder of this incarnation."""
+    """A node: its present process, and the folder of this incarnation."""
 
     name: str
     folder: Path

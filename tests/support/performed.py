@@ -1,4 +1,4 @@
-"""One run of a scenario by a given speaker."""
+"""A run of a scenario by a given speaker."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -41,7 +41,7 @@ def test_prompts_without_messages_store_final_state_only(count):
 
 
 def test_long_prompts_store_intermediate_states():
-    """Their distance bounds the recomputed tokens after an edit in the middle."""
+    """The distance of state points bounds the recomputed tokens after an edit in the middle."""
     count = 2 * STATE_EVERY_TOKENS + 2
     points = (STATE_EVERY_TOKENS, 2 * STATE_EVERY_TOKENS, 2 * STATE_EVERY_TOKENS + 1)
     assert state_points(count, NO_MARKS, 0) == points

@@ -108,7 +108,7 @@ def _refuse(*_):
 
 
 def test_already_admitted_turn_is_never_refused_by_a_full_queue(service, monkeypatch):
-    """Its client was already promised an answer, and is still waiting for it."""
+    """The client was already promised an answer, and is still waiting for it."""
     monkeypatch.setattr(service.node.resources.engine, "_waiting_max", 0)
     expect_refusal(service, WORDS, agent="newcomer", **BRIEF)
 

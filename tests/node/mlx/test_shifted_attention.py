@@ -214,7 +214,7 @@ def test_masked_last_tokens_are_rotated_too(count: int) -> None:
 
 
 def test_unmoved_rows_are_fetched_without_rotation() -> None:
-    """They carry no shifts and need no computation."""
+    """Unmoved rows carry no shifts and need no computation."""
     keys, values = fetched(filled_cache(TURN))
     moved, _ = fetched(filled_cache(TURN, shifts=two_shifts(200)))
 

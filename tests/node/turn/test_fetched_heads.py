@@ -190,7 +190,7 @@ def test_concurrent_turns_share_one_fetch(model, tmp_path, counted, cold_texts):
 
 @pytest.mark.parametrize("is_coming", [False, True])
 def test_head_in_progress_is_computed_once(model, tmp_path, counted, cold_texts, is_coming):
-    """Its blocks are fetched as they are published."""
+    """The head's blocks are fetched as they are published."""
     with two_nodes(tmp_path, model) as (here, there):
         counted.reset()
         if is_coming:

@@ -125,7 +125,7 @@ def test_exact_chunks_share_whole_blocks(tmp_path, model, counted):
 
 @pytest.mark.parametrize("end", ["cancelled", "failed", "erased"])
 def test_follower_continues_when_the_lead_is_gone(tmp_path, model, counted, cold_texts, end):
-    """It continues from the tokens that the lead published, step by step."""
+    """The follower continues from the tokens that the lead published, step by step."""
     with running(tmp_path / "one", model) as service:
         gone = []
 

@@ -95,7 +95,7 @@ async def test_owner_wait_lasts_as_long_as_prefill_without_new_nodes(agent):
 
 
 async def test_next_turn_waits_while_the_first_one_is_computed_elsewhere():
-    """One node would recompute both prompts, so the second one's owner has twice the time."""
+    """A single node would recompute both prompts, so the second one's owner has twice the time."""
     async with partial_fabric(scale=4.0) as fabric:
         for agent in ("alice", "bella"):
             fabric.late.memory["default", agent] = Memory("default", agent, epoch=4)
