@@ -130,7 +130,7 @@ def assemble(
     """Build all parts of a router."""
     named = (*settings.api_keys, *settings.tenant_weights, *settings.tenant_limits)
     telemetry = Telemetry([*named, DEFAULT_TENANT])
-    exchange = ErasureExchange(cluster_key, access.clock, telemetry)
+    exchange = ErasureExchange(cluster_key, access.clock, telemetry, lambda: access.terms.is_active)
     stored = roster_store.read() if roster_store else NodeRoster()
     fleet = Fleet(
         access,

@@ -30,6 +30,7 @@ from router.fleet.stall_watch import StallWatch
 from router.limits import LEASE_S, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
 
 _LOG = logging.getLogger("macfabric.router.membership")
+NodeNames = Callable[[], tuple[NodeName, ...]]
 PULSE_TIMEOUT_S = 600.0  # of a heartbeat while the router stalls again and again
 
 Roster = Callable[[], Awaitable[Mapping[NodeName, ControlTransport]]]
@@ -60,11 +61,11 @@ class CatchUp(Protocol):
         ...
 
     async def catch_up(
-        self, link: NodeLink, view: NodeView, others: Callable[[], tuple[NodeName, ...]]
+        self, link: NodeLink, view: NodeView, others: NodeNames, *, is_present: bool
     ) -> None:
-        """Bring the node up to date; raise FabricError if it must not serve yet.
+        """Bring a node up to date; raise FabricError if it must not serve yet.
 
-        `others` returns the names of all known nodes.
+        `others` returns the names of all known nodes; a present node has a lease.
         """
         ...
 
@@ -398,20 +399,21 @@ class Membership:
     def _expiry_of(self, name: NodeName) -> Callable[[], bool]:
         return lambda: not self.is_up(name)
 
-    def _needs_catch_up(self, member: Member, view: NodeView) -> bool:
-        if self._catch_up is None:
-            return False
+    async def _bring_up_to_date(self, member: Member, view: NodeView) -> None:
+        if self._catch_up is None or view.name != member.name:
+            return
         is_known = member.view is not None and member.view.incarnation == view.incarnation
-        is_here = is_known and self.is_up(member.name)
-        return not is_here or not self._catch_up.is_caught_up(view)
+        is_present = is_known and self.is_up(member.name)
+        if not is_present or not self._catch_up.is_caught_up(view):
+            await self._catch_up.catch_up(
+                member.link, view, lambda: tuple(self._members), is_present=is_present
+            )
 
     async def _describe(self, member: Member, timeout_s: float) -> bool:
         sent_s = self._clock.monotonic_s()
         try:
             view, numbers = await _read_view(member, timeout_s)
-            if view.name == member.name and self._needs_catch_up(member, view):
-                assert self._catch_up is not None, "it needs one"
-                await self._catch_up.catch_up(member.link, view, lambda: tuple(self._members))
+            await self._bring_up_to_date(member, view)
         except StartFailedError as error:
             # It stays silent; only the reason is known.
             again_s = self._clock.monotonic_s() + error.retry_after_s

@@ -52,7 +52,9 @@ class _NothingErased:
     def is_caught_up(self, view: NodeView) -> bool:
         return True
 
-    async def catch_up(self, link: NodeLink, view: NodeView, others: object) -> None:
+    async def catch_up(
+        self, link: NodeLink, view: NodeView, others: object, *, is_present: bool
+    ) -> None:
         """Return at once."""
 
 

@@ -58,6 +58,25 @@ async def test_standby_refuses_unknown_keys():
         assert all("incarnation" in row for row in nodes.json()["data"]), "the operator's view"
 
 
+async def test_standby_does_not_bypass_the_receipt_of_a_running_erasure():
+    """The standby learns the tombstone from the first node that erased the agent."""
+    async with pair("ab") as (fabric, one, _):
+        headers = {**AUTH, "x-agent-id": "anna"}
+        answer = await post_chat(one, headers=headers)
+        owner = fabric.nodes[answer.headers["x-macfabric-node"]]
+        (other,) = (node for node in fabric.nodes.values() if node is not owner)
+        owner.behaviour.slow["erase_agent"] = 3.0
+        deleting = asyncio.create_task(one.http.delete("/v1/agents/anna", headers=AUTH))
+        reads_count = other.calls["share_erasures"]
+        await until(lambda: other.calls["share_erasures"] > reads_count)
+        await asyncio.sleep(1.5)  # a heartbeat of the standby, which knows the tombstone now
+        assert ("one", "anna") in owner.memory
+        receipt = (await deleting).json()
+        assert receipt["deleted"]
+        assert receipt["bytes_removed"] > 0
+        assert ("one", "anna") not in owner.memory
+
+
 async def test_stopped_router_hands_over_at_once():
     async with pair() as (_fabric, one, two):
         before = one.keeper.held()
