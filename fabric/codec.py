@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
-from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -159,6 +159,7 @@ class _Field:
     name: str  # the class's own
     kind: Any
     plain: type | None  # the value's type, where nothing else must be checked
+    has_items: bool  # of one kind, in a tuple: most lists of an event are empty
     is_required: bool
 
 
@@ -171,6 +172,7 @@ def _fields_of(cls: type) -> dict[str, _Field]:
             field.name,
             hints[field.name],
             _plain_type(hints[field.name]),
+            get_origin(hints[field.name]) is tuple and get_args(hints[field.name])[-1] is ...,
             field.default is MISSING and field.default_factory is MISSING,
         )
         for field in fields(cls)
@@ -194,6 +196,8 @@ def _dataclass(cls: Any, value: Any, where: str) -> Any:
             raise _refuse(where, f"has an unknown field {name!r:.80}")
         if type(item) is field.plain:  # never a float: it may be infinite
             arguments[field.name] = item
+        elif field.has_items and item == []:
+            arguments[field.name] = ()
         else:
             arguments[field.name] = from_plain(field.kind, item, f"{where}.{name}")
     if len(arguments) < len(known_fields):
@@ -398,30 +402,32 @@ def _short_int(digits: str) -> int:
     return int(digits)
 
 
+def _refuse_constant(name: str) -> Any:
+    raise _refuse("body", f"{name} is not valid JSON")
+
+
+_TEXTS: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
+# At each number a long text yields the GIL, and a long number is refused.
+_LONG_TEXTS: Final = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_int=_short_int, object_pairs_hook=_unique
+)
+_COMPACT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def parse_json(raw: bytes | str, items_max: int = JSON_ITEMS_MAX) -> Any:
     """Parse JSON from outside: no NaN, no repeated keys, bounded depth and number of values."""
     require_few_items(raw, items_max)
-
-    def refuse_constant(name: str) -> Any:
-        raise _refuse("body", f"{name} is not valid JSON")
-
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
-        # At each number a long text yields the GIL, and a long number is refused.
-        parse_int = _short_int if len(text) > _LONG_TEXT_CHARS else None
-        value = json.loads(
-            text,
-            parse_constant=refuse_constant,
-            parse_int=parse_int,
-            object_pairs_hook=_unique,
-        )
+        value = (_LONG_TEXTS if len(text) > _LONG_TEXT_CHARS else _TEXTS).decode(text)
     except RejectedError:
         raise
     except (ValueError, RecursionError) as error:
         where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         message = f"the body is not valid JSON{where}"
         raise RejectedError(message, code="invalid_json") from None
-    if not _depth_within(value, JSON_DEPTH_MAX):
+    is_flat = text.count("{") + text.count("[") < JSON_DEPTH_MAX
+    if not is_flat and not _depth_within(value, JSON_DEPTH_MAX):
         message = f"the body is nested deeper than {JSON_DEPTH_MAX} levels"
         raise RejectedError(message, code="invalid_json")
     return value
@@ -429,6 +435,4 @@ def parse_json(raw: bytes | str, items_max: int = JSON_ITEMS_MAX) -> Any:
 
 def dump_json(value: Any) -> bytes:
     """Encode a dataclass or plain data as compact JSON."""
-    return json.dumps(to_plain(value), ensure_ascii=False, separators=(",", ":")).encode(
-        "utf-8", "surrogatepass"
-    )
+    return _COMPACT.encode(to_plain(value)).encode("utf-8", "surrogatepass")

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import aiohttp
 
@@ -345,23 +345,15 @@ class HttpNodeLink:
 
     async def _lines(self, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         pending = b""
-        while True:
-            try:
-                # Unlike readline, readany loses no data when the timeout interrupts it.
-                async with asyncio.timeout(WATCH_S):
-                    chunk = await content.readany()
-            except TimeoutError:
-                self._raise_if_lost()
-                continue
-            if not chunk:
-                return
-            *lines, pending = (pending + chunk).split(b"\n")
-            for line in lines:
-                if line:
-                    yield line
-            if len(pending) > FRAME_BYTES_MAX:
-                message = f"an event of {self.name} is over {FRAME_BYTES_MAX} bytes"
-                raise FabricError(message, code="bad_event")
+        with _SilenceWatch(content, self._raise_if_lost) as watch:
+            while chunk := await watch.read():
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    if line:
+                        yield line
+                if len(pending) > FRAME_BYTES_MAX:
+                    message = f"an event of {self.name} is over {FRAME_BYTES_MAX} bytes"
+                    raise FabricError(message, code="bad_event")
 
     async def _unless_lost(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
         task = asyncio.ensure_future(work)
@@ -378,6 +370,47 @@ class HttpNodeLink:
         if self._is_lost():
             message = f"{self.name} has been silent for longer than its lease"
             raise NodeLostError(message, self.name)
+
+
+class _SilenceWatch:
+    """Reads of a stream, broken off when its node is lost while one waits.
+
+    One timer for the whole stream: a timeout for each read costs as much as the read.
+    """
+
+    def __init__(self, content: aiohttp.StreamReader, raise_if_lost: Callable[[], None]) -> None:
+        self._content = content
+        self._raise_if_lost = raise_if_lost
+        self._loop = asyncio.get_running_loop()
+        self._reads_count = 0
+        self._checked_count = 0  # reads that had begun at the last check
+        self._is_waiting = False
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(WATCH_S, self._check)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+    async def read(self) -> bytes:
+        """Return what has arrived; empty at the end. Raise NodeLostError."""
+        self._reads_count += 1
+        self._is_waiting = True
+        try:
+            return await self._content.readany()
+        finally:
+            self._is_waiting = False
+
+    def _check(self) -> None:
+        if self._is_waiting and self._reads_count == self._checked_count:
+            try:
+                self._raise_if_lost()
+            except NodeLostError as error:
+                self._content.set_exception(error)
+                return
+        self._checked_count = self._reads_count
+        self._timer = self._loop.call_later(WATCH_S, self._check)
 
 
 def _event(line: bytes, node: NodeName) -> Event:

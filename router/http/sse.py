@@ -15,6 +15,8 @@ from router.http.errors import ErrorDialect, unknown_error
 from router.limits import STREAM_SILENCE_S
 
 COMMENT: Final = b": keep-alive\n\n"
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+_MARK: Final = "\0text\0"  # stands for the text of a `TextFrames`
 
 
 def frame(value: Any, event: str | None = None, number: str | None = None) -> bytes:
@@ -24,7 +26,20 @@ def frame(value: Any, event: str | None = None, number: str | None = None) -> by
     """
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
     seen = b"" if number is None else b"id: " + number.encode() + b"\n"
-    return name + seen + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+    return name + seen + b"data: " + _ENCODER.encode(value).encode() + b"\n\n"
+
+
+class TextFrames:
+    """Frames that differ in one text only: all else is encoded once, not for each token."""
+
+    def __init__(self, build: Callable[[str], bytes]) -> None:
+        """Encode what surrounds the text, which is the last of its kind in `build`'s frame."""
+        self._before, mark, self._after = build(_MARK).rpartition(_ENCODER.encode(_MARK).encode())
+        assert mark, "the frame holds the text"
+
+    def frame(self, text: str) -> bytes:
+        """Encode the frame of one text."""
+        return self._before + _ENCODER.encode(text).encode() + self._after
 
 
 def idle_frame(idle: bytes, progress: object) -> bytes:
@@ -78,14 +93,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all frames, until the client disconnects."""
-
-        async def send_on(message: Message) -> None:
-            if is_closing(scope):  # a write now would only log an error
-                await asyncio.sleep(0)
-            else:
-                await send(message)
-
-        silence = _Silence(send_on, self._idle)
+        silence = _Silence(scope, send, self._idle)
         try:
             await super().__call__(scope, receive, silence.send)
         finally:
@@ -98,8 +106,9 @@ class EventStream(StreamingResponse):
 class _Silence:
     """Keep-alive of a stream: sends idle frames, so that no client or proxy gives up on it."""
 
-    def __init__(self, send: Send, idle: Callable[[], bytes]) -> None:
-        self._send = send
+    def __init__(self, scope: Scope, send: Send, idle: Callable[[], bytes]) -> None:
+        self._scope = scope
+        self._send_on = send
         self._idle = idle
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
@@ -115,6 +124,12 @@ class _Silence:
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.end()
         await self._send(message)
+
+    async def _send(self, message: Message) -> None:
+        if is_closing(self._scope):  # a write now would only log an error
+            await asyncio.sleep(0)
+        else:
+            await self._send_on(message)
 
     def end(self) -> None:
         """Stop sending idle frames."""

@@ -18,7 +18,7 @@ from fabric.turn.generation import (
 )
 from router.api.adapter import BatchAdapter, NumberedParts
 from router.fresh_ids import fresh_name
-from router.http.sse import COMMENT, frame
+from router.http.sse import COMMENT, TextFrames, frame
 from router.openai.chat_request import ChatRequest, parse_chat
 from router.openai.custom_tools import custom_text
 from router.openai.shape import OpenAiErrors, Shape, logprob_form
@@ -51,7 +51,7 @@ class ChatAdapter(OpenAiErrors, BatchAdapter[ChatRequest]):
         async with aclosing(parts):
             async for index, event in parts:
                 for change in choices[index].changes(event):
-                    yield frame(shape.chunk(index, change))
+                    yield shape.frame(index, change)
         shape.reasoning_tokens = sum(choice.reasoning_tokens for choice in choices.values())
         counts = (choice.tokens_count for choice in choices.values())
         for last in shape.ending(admitted(), counts):
@@ -134,6 +134,12 @@ class _ChatShape(Shape[ChatRequest]):
 
     reasoning_tokens = 0
 
+    def __init__(
+        self, request: ChatRequest, admitted: Admitted, name: str, kind: str, created_s: int
+    ) -> None:
+        super().__init__(request, admitted, name, kind, created_s)
+        self._texts: dict[tuple[int, str], TextFrames] = {}  # by choice and field
+
     def completion(
         self, admitted: Sequence[Admitted], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
@@ -165,6 +171,18 @@ class _ChatShape(Shape[ChatRequest]):
             "finish_reason": answer.finished.reason.value,
             **_broken(answer.finished),
         }
+
+    def frame(self, index: int, change: _Change) -> bytes:
+        """Return the frame of one chunk."""
+        name, text = next(iter(change.delta.items()), ("", None))
+        has_logprobs = self.request.sampling.logprobs is not None
+        if len(change.delta) != 1 or not isinstance(text, str) or has_logprobs:
+            return frame(self.chunk(index, change))
+        frames = self._texts.get((index, name))
+        if frames is None:
+            frames = TextFrames(lambda text: frame(self.chunk(index, _Change({name: text}))))
+            self._texts[index, name] = frames
+        return frames.frame(text)
 
     def chunk(self, index: int, change: _Change) -> dict[str, Any]:
         choice = {

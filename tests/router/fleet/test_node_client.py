@@ -178,6 +178,27 @@ async def test_expired_lease_interrupts_any_wait(moment, monkeypatch):
     assert time.monotonic() - started_s < 30
 
 
+async def test_events_that_arrived_before_the_loss_are_read(monkeypatch):
+    monkeypatch.setattr("router.fleet.node_client.WATCH_S", 0.02)
+    async with Linked(Server(ADMITTED + FINISHED[:20], FINISHED[20:], pause_s=0.05)) as linked:
+        events = linked.link.generate(REQUEST)
+        assert isinstance(await anext(events), Admitted)
+        linked.is_lost = True
+        await asyncio.sleep(0.3)  # the reader is slow: nothing waits for the node
+        assert (await anext(events)).completion_tokens == 1
+
+
+async def test_stream_that_flows_survives_an_expired_lease(monkeypatch):
+    monkeypatch.setattr("router.fleet.node_client.WATCH_S", 0.5)
+    whole = ADMITTED + FINISHED
+    pieces = [whole[i : i + 16] for i in range(0, len(whole), 16)]
+    async with Linked(Server(*pieces, pause_s=0.1)) as linked:
+        events = linked.link.generate(REQUEST)
+        assert isinstance(await anext(events), Admitted)
+        linked.is_lost = True
+        assert (await anext(events)).completion_tokens == 1
+
+
 async def test_control_call_times_out():
     node = FakeNode("node-a")
     node.behaviour.hang = True

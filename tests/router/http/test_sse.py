@@ -1,4 +1,4 @@
-"""A reader that disconnects in mid-stream causes neither log lines nor further tokens."""
+"""Frames of one text, and readers that disconnect in mid-stream."""
 
 import asyncio
 import json
@@ -9,11 +9,21 @@ import struct
 import pytest
 
 from fabric.turn.generation import Delta, Finished, FinishReason, encode_event
+from router.http.sse import TextFrames, frame
 from tests.router.fake_node import MODEL
 from tests.router.rig import rig, until
 
 pytestmark = pytest.mark.anyio
 WORDS = 400
+
+
+@pytest.mark.parametrize("text", ["", "word ", 'a "quoted"\n', "\0text\0", "héllo 🙂", "\ud83d"])
+def test_text_frame_equals_the_whole_frame(text):
+    def whole(text):
+        head = {"model": "\0text\0", "created": 7}
+        return frame({**head, "choices": [{"delta": {"content": text}, "logprobs": None}]})
+
+    assert TextFrames(whole).frame(text) == whole(text)
 
 
 async def test_nothing_is_written_to_disconnected_reader(caplog):
