@@ -42,6 +42,7 @@ STREAMS, QUICK_STREAMS = 200, 20
 TOKENS: Final = (10, 60)  # of each stream: the extra cost of the longer ones is their tokens' cost
 QUICK_TOKENS: Final = (5, 15)
 TOKEN_S: Final = 0.1  # between the tokens of a stream
+START_S: Final = 0.003  # between two streams: a router refuses hundreds at one moment (429)
 PROBES, QUICK_PROBES = 200, 20  # sequential requests of one token
 NODE: Final = NodeName("node-0000")  # as MemoryNode names the first one
 _SPAWN: Final = multiprocessing.get_context("spawn")
@@ -191,7 +192,7 @@ async def _carry_out(orders: Connection, url: str) -> None:
         while True:
             kind, count, more = await _receive(orders)
             if kind == "stream":
-                streams = [_stream(session, url, f"s{serial + n}", more) for n in range(count)]
+                streams = await _start(session, url, f"s{serial}", count, more)
                 orders.send(await asyncio.gather(*streams))
             else:
                 orders.send(await _probe(session, url, serial, count, more))
@@ -202,16 +203,27 @@ async def _probe(
     session: aiohttp.ClientSession, url: str, serial: int, count: int, beside: int
 ) -> list[float]:
     """Return the added seconds of single requests, while `beside` streams run."""
-    streams = [
-        asyncio.create_task(_stream(session, url, f"b{serial + n}", 1 << 20)) for n in range(beside)
-    ]
+    streams = await _start(session, url, f"b{serial}", beside, 1 << 20)
     if streams:
         await asyncio.sleep(20 * TOKEN_S)
     added_s = [await _stream(session, url, f"p{serial + n}", 1) for n in range(count)]
+    assert not any(stream.done() for stream in streams), "the streams run beside the requests"
     for stream in streams:
         stream.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
     return added_s
+
+
+async def _start(
+    session: aiohttp.ClientSession, url: str, name: str, count: int, tokens: int
+) -> list[asyncio.Task[float]]:
+    """Start streams, one after the other."""
+    streams = []
+    for number in range(count):
+        stream = _stream(session, url, f"{name}-{number}", tokens)
+        streams.append(asyncio.create_task(stream))
+        await asyncio.sleep(START_S)
+    return streams
 
 
 async def _stream(session: aiohttp.ClientSession, url: str, agent: str, tokens: int) -> float:
