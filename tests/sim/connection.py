@@ -61,6 +61,9 @@ class SimContent:
     async def readany(self):
         return await self.pipe.take()
 
+    def set_exception(self, error):
+        self.pipe.fail(error)
+
     async def read(self, limit):
         whole = b"".join([part async for part in self.iter_any()])
         return whole[:limit]

@@ -86,6 +86,7 @@ class Pipe:
         self._underway = []
         self.arrived = []  # chunks; b"" is the end
         self.is_broken = False
+        self._error = ConnectionResetError()
         self._news = asyncio.Event()
 
     def put(self, chunk):
@@ -109,6 +110,11 @@ class Pipe:
         self.is_broken = True
         self._news.set()
 
+    def fail(self, error):
+        """Raise an error to the reader, who waits."""
+        self._error = error
+        self._break()
+
     def _arrive(self):
         if self._network.is_cut(*self._ends):
             self._network.schedule(RETRANSMIT_S, self._arrive)
@@ -120,7 +126,7 @@ class Pipe:
         """Return the next chunk, b"" at the end; raise ConnectionResetError where it broke."""
         while not self.arrived:
             if self.is_broken:
-                raise ConnectionResetError
+                raise self._error
             self._news.clear()
             await self._news.wait()
         chunk = self.arrived[0]
