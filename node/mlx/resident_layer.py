@@ -96,7 +96,8 @@ class ResidentLayer:
             store.write(parts, self.offset - self.base)
         self.offset = end
         self._fetched = (first, end)
-        self._is_fetched_packed = self._packed and tokens_count <= chosen_forms().queries_max
+        stays_packed = chosen_forms().stays_packed(tokens_count, end - first)
+        self._is_fetched_packed = self._packed and stays_packed
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:

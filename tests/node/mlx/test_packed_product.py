@@ -167,13 +167,24 @@ def test_sequences_of_a_batch_have_the_bits_that_they_have_alone():
         assert mx.array_equal(together[row : row + 1], alone)
 
 
-@pytest.mark.parametrize(("forms", "queries_max"), [(PACKED, 16), (UNPACKED, 32)])
-def test_fetched_vectors_stay_packed_for_as_many_queries_as_pay(forms, queries_max):
+@pytest.mark.parametrize(
+    ("forms", "held", "queries_max"),
+    [(PACKED, 0, 16), (PACKED, 1_000, 16), (UNPACKED, 0, 32), (UNPACKED, 1_000, 64)],
+)
+def test_fetched_vectors_stay_packed_for_as_many_queries_as_pay(forms, held, queries_max):
     slot = SlotSpec("keys", 2, 64, 4, 64, "F32")
-    layer = ResidentLayer(LayerSpec(LayerKind.FULL, (slot, slot)), 256, packed=True)
-    use_forms(forms)
     for count, is_packed in ((queries_max, True), (queries_max + 1, False)):
-        vectors = normal(1, 2, count, 64)
-        keys, values = layer.append(layer.encode(vectors, vectors), count)
+        layer = ResidentLayer(LayerSpec(LayerKind.FULL, (slot, slot)), 256, packed=True)
+        use_forms(forms)
+        for added in filter(None, (held, count)):
+            vectors = normal(1, 2, added, 64)
+            keys, values = layer.append(layer.encode(vectors, vectors), added)
 
         assert isinstance(keys, Packed) is isinstance(values, Packed) is is_packed
+
+
+def test_queries_stay_packed_while_their_scores_are_few():
+    assert UNPACKED.stays_packed(48, 2_700)
+    assert not UNPACKED.stays_packed(48, 2_800)
+    assert UNPACKED.stays_packed(32, 100_000)
+    assert not UNPACKED.stays_packed(48, 500), "so few tokens are multiplied packed, row by row"
