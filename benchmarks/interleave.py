@@ -24,7 +24,7 @@ from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent, SequenceInput
 from node.mlx.answer import Answer
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.mlx.engine import Engine
+from node.mlx.engine import Engine, Logits
 from node.mlx.loaded_model import model_folder
 from node.mlx.resident_cache import ResidentCache
 
@@ -70,12 +70,13 @@ class WatchedEngine(Engine):
         self.chunks: list[Chunk] = []
         self.chunk_begins = threading.Event()
 
-    def prefill(self, cache: ResidentCache, tokens: list[int]) -> None:
+    def prefill(self, cache: ResidentCache, tokens: list[int]) -> Logits:
         """Compute the cache of `tokens`, and record the times."""
         began_s = time.perf_counter()
         self.chunk_begins.set()
-        super().prefill(cache, tokens)
+        logits = super().prefill(cache, tokens)
         self.chunks.append(Chunk(began_s, time.perf_counter(), len(tokens)))
+        return logits
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from node import service
-from node.mlx.engine import Engine
+from node.mlx.engine import Engine, Logits
 from node.mlx.loaded_model import LoadedModel, load_model
 
 
@@ -68,10 +68,11 @@ def paced_nodes(paces: Paces) -> Iterator[None]:
 def _slow_down(engine: Engine, pace: Pace) -> None:
     prefill, launch = engine.prefill, engine.launch
 
-    def prefill_paced(cache: Any, tokens: list[int]) -> None:
+    def prefill_paced(cache: Any, tokens: list[int]) -> Logits:
         began_s = time.perf_counter()
-        prefill(cache, tokens)
+        logits = prefill(cache, tokens)
         pace.wait(began_s, len(tokens) / pace.prefill_tokens_per_s)
+        return logits
 
     def launch_paced(step: Any) -> None:
         began_s = time.perf_counter()

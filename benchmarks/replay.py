@@ -27,7 +27,7 @@ from benchmarks.workload import Geometry
 from fabric.keys import OPERATOR_HEADER
 from fabric.settings import NodeSettings, RouterSettings
 from node.mlx import backend
-from node.mlx.engine import Engine, PreparedStep
+from node.mlx.engine import Engine, Logits, PreparedStep
 from node.mlx.resident_cache import ResidentCache
 from router.placement.choice import Policy
 from router.simulate.catalog import SHIPPED
@@ -125,10 +125,11 @@ def pace(engine: Engine, to: Pace) -> None:
     """Slow an engine down to a device's speeds."""
     prefill, launch = engine.prefill, engine.launch
 
-    def paced_prefill(cache: ResidentCache, tokens: list[int]) -> None:
+    def paced_prefill(cache: ResidentCache, tokens: list[int]) -> Logits:
         until_s = time.monotonic() + len(tokens) / to.prefill_tokens_per_s
-        prefill(cache, tokens)
+        logits = prefill(cache, tokens)
         time.sleep(max(0.0, until_s - time.monotonic()))
+        return logits
 
     def paced_launch(step: PreparedStep) -> None:
         until_s = time.monotonic() + 1 / to.steps_per_s

@@ -97,6 +97,7 @@ STREAM_EVENTS_MAX: Final = 4_096  # a client that reads slower than this is drop
 PREFILL_CHUNK_TOKENS_MAX: Final = 4_096
 PREFILL_CHUNK_TOKENS_MIN: Final = 512
 PREFILL_CHUNK_TOKENS_BUSY_MIN: Final = 128  # in shorter chunks, overhead exceeds computation
+FIRST_TOKEN_CHUNK_TOKENS_MAX: Final = 64  # whose logits cost less than a step for the last one
 PREFILL_CHUNK_S: Final = 1.0  # time that an arriving request may wait for a chunk
 PREFILL_CHUNK_BUSY_S: Final = 0.25  # the longest pause that a reader of a stream overlooks
 HEAD_WAIT_FACTOR: Final = 1.5  # times the predicted time, after which a turn computes a head itself

@@ -35,7 +35,7 @@ from node.limits import (
     SCORED_CHUNK_TOKENS,
 )
 from node.mlx.device import DeviceError
-from node.mlx.engine import Engine
+from node.mlx.engine import Engine, Logits
 
 _MEASURED_CHUNK_TOKENS = 128  # shorter ones measure the overhead, not the speed
 
@@ -263,15 +263,20 @@ class Scheduler:
             self._run_guarded(sequence, partial(self._begin, sequence))
         return bool(ready)
 
-    def _begin(self, sequence: Sequence) -> None:
-        sequence.slot = self._ready_engine.start(
+    def _begin(self, sequence: Sequence, logits: Logits | None = None) -> None:
+        """Begin to decode; sample the first token from the last chunk's `logits`, if given."""
+        engine = self._ready_engine
+        slot = engine.start(
             sequence.cache, sequence.input.prompt, sequence.input.sampling, sequence.input.seed
         )
-        sequence.slot.matcher = sequence.input.matcher
-        sequence.slot.budget = sequence.input.budget
-        sequence.slot.keeps_marks = sequence.trimmed is not None
+        slot.matcher = sequence.input.matcher
+        slot.budget = sequence.input.budget
+        slot.keeps_marks = sequence.trimmed is not None
         if sequence.input.resumed is not None:
-            sequence.slot.take_up(len(sequence.answer_ids) + 1)
+            slot.take_up(len(sequence.answer_ids) + 1)
+        if logits is not None:
+            engine.sample_first(slot, logits)
+        sequence.slot = slot
         self.queue.run(sequence)
         emit_event(sequence, Started())
 
@@ -333,8 +338,13 @@ class Scheduler:
             stops=sequence.stops,
         )
         began_s = self._clock.monotonic_s()
+        samples_first = not self._exact and sequence.can_sample_first(count)
+        count += samples_first
         tokens, end = sequence.input.prompt[position : position + count], position + count
-        if sequence.scored is None:
+        logits = None  # kept for the first token only: they hold the chunk's activations
+        if samples_first:
+            logits = engine.prefill(cache, tokens)
+        elif sequence.scored is None:
             engine.prefill(cache, tokens)
         else:
             following = sequence.input.prompt[position + 1 : end + 1]
@@ -353,7 +363,7 @@ class Scheduler:
         if sequence.reached is not None:
             sequence.reached(cache.tokens_count)
         if sequence.prefill_left <= 0:
-            self._begin(sequence)
+            self._begin(sequence, logits)
 
     def _delayable(self) -> list[Sequence]:
         """List the prompts that a background chunk would delay.

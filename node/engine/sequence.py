@@ -15,6 +15,7 @@ from fabric.turn.generation import FinishReason, Priority, Resumption, Sampling,
 from node.dialect.answer_delta import AnswerDelta
 from node.engine.memory_budget import Reservation
 from node.grammar.answer_matcher import AnswerMatcher
+from node.limits import FIRST_TOKEN_CHUNK_TOKENS_MAX
 from node.mlx.answer import Answer
 from node.mlx.engine import DecodeSlot, SampledToken
 from node.mlx.resident_cache import CacheMark, ResidentCache
@@ -252,6 +253,23 @@ class Sequence:
         """Prompt tokens to compute before the next ones that the cache holds already."""
         cache, left = self.cache, self.prefill_left
         return min(left, cache.ahead[0][0] - cache.tokens_count) if cache.ahead else left
+
+    def can_sample_first(self, count: int) -> bool:
+        """Return whether a chunk of `count` tokens may also read the prompt's last token.
+
+        Then the answer's first token is sampled from the chunk. No state is kept in between, and a
+        resumed answer has sampled that token already.
+        """
+        end = self.cache.tokens_count + count
+        return (
+            end == len(self.input.prompt) - 1
+            and count < FIRST_TOKEN_CHUNK_TOKENS_MAX
+            and not self.cache.ahead
+            and end not in self.stops
+            and self.trimmed is None
+            and self.scored is None
+            and not self.is_resumed
+        )
 
     @property
     def scored(self) -> list[TokenLogprob] | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
 
@@ -31,6 +31,8 @@ from node.mlx.recurrent_layer import RecurrentLayer
 from node.mlx.resident_cache import CacheMark, ResidentCache, arrange_layers
 from node.mlx.sampling import Likeliest, Sampler, Top, make_sampler, score_tokens, unpack_mask
 from node.mlx.thought_budget import Steering, ThoughtBudget
+
+Logits: TypeAlias = mx.array  # of a chunk's tokens, perhaps not computed yet
 
 
 class Batching(StrEnum):
@@ -72,6 +74,12 @@ class DecodeSlot:
     budget: ThoughtBudget | None = None  # for its thoughts
     keeps_marks: bool = False
     _mark: CacheMark | None = None  # as of the last step's start
+
+    def take(self, token: mx.array, logprobs: Likeliest | None) -> None:
+        """Feed a token next that was just sampled."""
+        self.pending, self.pending_logprobs = token, logprobs
+        self.pending_is_sampled, self.pending_is_read = True, False
+        self.pending_is_matched = False
 
     def take_up(self, sampled_count: int) -> None:
         """Count the pending token as sampled on another node, the last of `sampled_count`."""
@@ -201,14 +209,14 @@ class Engine:
         cache.array_bytes_min = self.array_bytes_min
         return cache
 
-    def prefill(self, cache: ResidentCache, tokens: list[int]) -> None:
-        """Compute the cache of `tokens`; on failure the cache is as before.
+    def prefill(self, cache: ResidentCache, tokens: list[int]) -> Logits:
+        """Compute the cache of `tokens`; return their logits, not evaluated yet.
 
-        Raise RejectedError for unknown or too many tokens, and DeviceError for errors of the
-        device, perhaps of an earlier step.
+        On failure the cache is as before. Raise RejectedError for unknown or too many tokens, and
+        DeviceError for errors of the device, perhaps of an earlier step.
         """
         with device_errors():
-            self._extend(cache, tokens)
+            return self._extend(cache, tokens)
 
     def score(
         self, cache: ResidentCache, tokens: list[int], following: list[int], alternatives: int
@@ -244,13 +252,27 @@ class Engine:
     ) -> DecodeSlot:
         """Create a slot that feeds the prompt's last token; the cache holds all others.
 
-        Raise RejectedError if prompt or sampling name unknown tokens.
+        If it holds all of them, `sample_first` must follow. Raise RejectedError if prompt or
+        sampling name unknown tokens.
         """
-        assert cache.tokens_count == len(prompt) - 1, "all but the last token are prefilled"
+        assert cache.tokens_count >= len(prompt) - 1, "all but the last token are prefilled"
         assert not cache.ahead, "no rows are held after the prompt"
         self.limits.check_tokens(prompt)
         sampler = make_sampler(sampling, seed, prompt, self.limits.vocabulary_size)
         return DecodeSlot(cache, sampler, mx.array(prompt[-1:], mx.uint32))
+
+    def sample_first(self, slot: DecodeSlot, logits: Logits) -> None:
+        """Sample the answer's first token from the logits of the chunk that ended the prompt.
+
+        It saves a step, and so one pass over the model's weights.
+        """
+        with device_errors():
+            last = logits[:, -1, : self.limits.vocabulary_size]
+            sampled, unsound = self._sample([slot], last)
+            slot.take(*sampled[0])
+            loose = slot.pending_logprobs.arrays() if slot.pending_logprobs else []
+            self._unsound.append(unsound)
+            mx.async_eval(slot.pending, loose, unsound)
 
     def prepare(self, slots: list[DecodeSlot]) -> PreparedStep:
         """Build the step that feeds every slot's pending token; nothing is computed yet.
@@ -287,9 +309,7 @@ class Engine:
                 raise
             for slot, (token, logprobs), mark in zip(slots, sampled, step.marks, strict=True):
                 slot.note(mark)
-                slot.pending, slot.pending_logprobs = token, logprobs
-                slot.pending_is_sampled, slot.pending_is_read = True, False
-                slot.pending_is_matched = False
+                slot.take(token, logprobs)
                 slot.cache.advance(1)
             loose = [slot.cache.step_outputs() for slot in slots]
             loose += [slot.pending_logprobs.arrays() for slot in slots if slot.pending_logprobs]

@@ -80,6 +80,10 @@ class FakeSlot:
     def take_up(self, sampled_count):
         self.pending_is_sampled = True
 
+    def sample(self):
+        self.pending = next_token(self.cache.tokens, self.seed)
+        self.pending_is_sampled, self.pending_is_read = True, False
+
 
 @dataclass
 class FakePrepared:
@@ -110,12 +114,17 @@ class FakeEngine:
         self.log.append(("prefill", cache, len(tokens)))
         self._clock.now_s += len(tokens) / self._tokens_per_s
         cache.prefill(tokens)
+        return list(cache.tokens)  # from which the next one follows
 
     def start(self, cache, prompt, sampling, seed):
-        assert cache.tokens == prompt[:-1]
+        assert cache.tokens in (prompt[:-1], prompt)
         if sampling.top_k == 666:
             raise BrokenError
         return FakeSlot(cache, seed, prompt[-1], fails_at=getattr(cache, "fails_at", None))
+
+    def sample_first(self, slot, logits):
+        assert logits == slot.cache.tokens
+        slot.sample()
 
     def prepare(self, slots):
         for slot in slots:
@@ -129,8 +138,7 @@ class FakeEngine:
         self.log.append(("decode", [slot.cache for slot in slots]))
         for slot in slots:
             slot.cache.tokens.append(slot.pending)
-            slot.pending = next_token(slot.cache.tokens, slot.seed)
-            slot.pending_is_sampled, slot.pending_is_read = True, False
+            slot.sample()
 
     def read(self, slot):
         if not slot.pending_is_sampled or slot.pending_is_read:

@@ -162,7 +162,7 @@ class Edits:
         """Check the cache that an answer begins with, and keep a copy if it was edited."""
         if cache.kind not in MOVABLE:
             return
-        ids = prompt[:-1]
+        ids = prompt[: cache.tokens_count]  # all, or all but the last one
         exact = oracle.exact_tokens(cache, ids)
         if cache.owner is not None:  # it may share what others computed for the same text
             Rows.share(cache.held[: exact * ENTRY_BYTES].tobytes(), cache.owner)
@@ -240,8 +240,9 @@ class Edits:
     def _answers(self, ids, sampling, first):
         """Yield the answers from every cache that an answer began or resumed with there."""
         for cache in self._begun[ids]:
-            whole = cache.copy(cache.tokens_count + 1)
-            whole.append(ids[-1])
+            whole = cache.copy(len(ids))
+            if whole.tokens_count < len(ids):
+                whole.append(ids[-1])
             yield oracle.answer_from(whole, sampling, first)
         if ids in self._begun_exactly:  # a preempted turn may no longer find edited memory
             yield oracle.answer_to(ids, sampling, self._world.kind, first)

@@ -25,6 +25,12 @@ class SimSlot:
         self.pending_is_sampled = True
         self.sampled_count = sampled_count
 
+    def sample(self):
+        """Sample the next token after all that the cache holds."""
+        self.pending = self.cache.next_token(self.sampling, self.seed, self.sampled_count)
+        self.sampled_count += 1
+        self.pending_is_sampled = True
+
 
 class SimDevice:
     """A device that fails now and then: one operation computes garbage, a later one raises.
@@ -92,12 +98,17 @@ class SimEngine:
         for token in tokens:
             cache.append(token ^ is_wrong)
         cache.slide()
+        return cache
 
     def start(self, cache, prompt, sampling, seed):
-        assert cache.tokens_count == len(prompt) - 1, "all but the last token are prefilled"
+        assert cache.tokens_count >= len(prompt) - 1, "all but the last token are prefilled"
         if not self.device.has_failed:  # else its output is dropped
             self.note_start(cache, prompt)
         return SimSlot(cache, sampling, seed, prompt[-1])
+
+    def sample_first(self, slot, logits):
+        assert logits is slot.cache
+        slot.sample()
 
     def prepare(self, slots):
         return SimStep(slots)
@@ -108,9 +119,7 @@ class SimEngine:
         for slot in step.slots:
             slot.mark_before_read = slot.cache.mark()
             slot.cache.append(slot.pending ^ is_wrong)
-            slot.pending = slot.cache.next_token(slot.sampling, slot.seed, slot.sampled_count)
-            slot.sampled_count += 1
-            slot.pending_is_sampled = True
+            slot.sample()
 
     def check(self):
         self.device.check()

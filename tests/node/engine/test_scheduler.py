@@ -5,8 +5,13 @@ import random
 import pytest
 
 from fabric.turn.generation import FinishReason, Priority
-from node.engine.sequence import Broke, Ended, Produced, Started
-from node.limits import BACKGROUND_WAIT_S_MAX, PREFILL_CHUNK_BUSY_S, PREFILL_WARM_STREAK_MAX
+from node.engine.sequence import Broke, Ended, Produced, PromptEcho, Started
+from node.limits import (
+    BACKGROUND_WAIT_S_MAX,
+    FIRST_TOKEN_CHUNK_TOKENS_MAX,
+    PREFILL_CHUNK_BUSY_S,
+    PREFILL_WARM_STREAK_MAX,
+)
 from tests.node.fake_engine import (
     BrokenError,
     FakeCache,
@@ -164,6 +169,40 @@ def test_chunks_end_at_stops_and_report_progress():
     rig.run()
 
     assert reached == [100, 1_000, 2_999]
+
+
+@BOTH_ORDERS
+@pytest.mark.parametrize("count", [2, FIRST_TOKEN_CHUNK_TOKENS_MAX])
+def test_short_last_chunk_yields_the_first_token(count, launch_waits):
+    rig = SchedulerRig(launch_waits=launch_waits)
+    sequence, events = rig.add(1_000 + count, cached=1_000)
+    rig.run(1)
+
+    assert rig.engine.log == [("prefill", sequence.cache, count)]
+    assert sequence.slot.pending_is_sampled
+    rig.run()
+    assert is_undisturbed(sequence, events)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt_tokens": 1_001 + FIRST_TOKEN_CHUNK_TOKENS_MAX},
+        {"stops": (1_009,), "prompt_tokens": 1_010},
+        {"trimmed": object(), "prompt_tokens": 1_010},
+        {"echo": PromptEcho("", []), "prompt_tokens": 1_010},
+    ],
+    ids=["long", "state kept before it", "state kept at its end", "scored"],
+)
+def test_last_token_of_other_prompts_is_decoded_by_a_step(options):
+    rig = SchedulerRig()
+    rig.engine.score = lambda cache, tokens, *_: rig.engine.prefill(cache, tokens) and []
+    count = options.pop("prompt_tokens")
+    sequence, _ = rig.add(count, cached=1_000, **options)
+    rig.run(1)
+
+    assert sequence.cache.tokens_count == count - 1
+    assert not sequence.slot.pending_is_sampled
 
 
 def test_rows_in_place_after_holes_are_neither_computed_nor_counted():
