@@ -77,13 +77,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     """Measure each fleet in turn."""
-    return asyncio.run(_run(arguments))
+    # Nodes without memory refuse every copy; what is measured is the search for the next ones.
+    log = logging.getLogger("macfabric.router.moves")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        return asyncio.run(_run(arguments))
+    finally:
+        log.setLevel(level)
 
 
 async def _run(arguments: argparse.Namespace) -> Report:
     is_quick = arguments.quick
-    # Nodes without memory refuse every copy; what is measured is the search for the next ones.
-    logging.getLogger("macfabric.router.moves").setLevel(logging.ERROR)
     decisions: dict[str, dict[str, float]] = {}
     periodic: dict[str, dict[str, float]] = {}
     limits: list[Limit] = []
