@@ -28,6 +28,7 @@ OWN_PATHS: Final = frozenset(
 )
 AGAIN_S: Final = 1.0
 CHANGE_POLL_S: Final = 0.1
+ACTIVE_WAIT_S: Final = 2.0  # for news of an active router, as after this one's start
 _HOP_HEADER: Final = "x-macfabric-standby"
 # Of one connection (RFC 9110, 7.6.1), or set by the forwarding router.
 _OWN_HEADERS: Final = frozenset(
@@ -62,10 +63,29 @@ class StandbyGate:
         """Answer one request here, or as the active router does."""
         relay = self._relay
         is_own = relay is None or scope["type"] != "http" or scope["path"] in OWN_PATHS
-        if relay is None or is_own or relay.is_active():
+        if relay is None or is_own:
+            await self._app(scope, receive, send)
+            return
+        await _wait_for_router(relay, scope)
+        if relay.is_active():
             await self._app(scope, receive, send)
             return
         await _Exchange(relay, scope, receive, send).run()
+
+
+async def _wait_for_router(relay: Relay, scope: Scope) -> None:
+    """Wait a moment until a router is known to be active; not for what another one forwarded."""
+    if _is_forwarded(scope):
+        return
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + ACTIVE_WAIT_S
+    # Terms arrive with heartbeats, which set no event.
+    while not (relay.is_active() or relay.active_url() or loop.time() >= until_s):  # noqa: ASYNC110
+        await asyncio.sleep(CHANGE_POLL_S)
+
+
+def _is_forwarded(scope: Scope) -> bool:
+    return any(name == _HOP_HEADER.encode() for name, _ in scope["headers"])
 
 
 class _Exchange:
@@ -104,7 +124,7 @@ class _Exchange:
         relay, scope = self._relay, self._scope
         url = relay.active_url()
         names = {name for name, _ in scope["headers"]}
-        if not url or _HOP_HEADER.encode() in names:
+        if not url or _is_forwarded(scope):
             message = "no router of this fabric is active at the moment: send the request again"
             raise RetryLaterError(message, retry_after_s=AGAIN_S, code="no_active_router")
         has_body = b"content-length" in names or b"transfer-encoding" in names

@@ -1,6 +1,7 @@
 """Two routers of one fabric: one is active, the other forwards to it and takes over."""
 
 import asyncio
+import time
 from unittest import mock
 
 import aiohttp
@@ -11,6 +12,7 @@ from fabric.keys import OPERATOR_HEADER
 from fabric.settings import RouterSettings
 from router import serve as serving_module
 from router.fleet.term_keeper import TermKeeper
+from router.http import standby_gate
 from router.http.forwarded import CALLER_HEADER, PROOF_HEADER
 from tests.router.fake_node import MODEL
 from tests.router.pair import AUTH, pair
@@ -44,6 +46,27 @@ async def test_standby_forwards_requests_to_the_active_router():
         assert {row["active_url"] for row in roles} == {one.url}
         terms = {term for node in fabric.nodes.values() for term in node.terms}
         assert terms == {one.keeper.held()}, "no call of the standby changed a node"
+
+
+@pytest.mark.parametrize("waits_s", [0.3, 3600.0])
+async def test_request_waits_a_moment_for_an_active_router(monkeypatch, waits_s):
+    """A router that has just started does not know yet which one is active."""
+    monkeypatch.setattr(standby_gate, "ACTIVE_WAIT_S", 1.0)
+    active_s, served = time.monotonic() + waits_s, []
+
+    async def app(scope, receive, send):
+        served.append(scope["path"])
+
+    relay = mock.Mock(is_active=lambda: time.monotonic() >= active_s, active_url=lambda: "")
+    gate = standby_gate.StandbyGate(app, relay)
+    scope = {"type": "http", "path": "/v1/models", "headers": []}
+    if waits_s > 1.0:
+        with pytest.raises(RetryLaterError, match="no router of this fabric is active"):
+            await gate(scope, asyncio.Event().wait, None)
+    else:
+        await gate(scope, None, None)
+
+    assert served == (["/v1/models"] if waits_s < 1.0 else [])
 
 
 async def test_standby_refuses_unknown_keys():
