@@ -382,9 +382,8 @@ class _SilenceWatch:
         self._content = content
         self._raise_if_lost = raise_if_lost
         self._loop = asyncio.get_running_loop()
-        self._reads_count = 0
-        self._checked_count = 0  # reads that had begun at the last check
         self._is_waiting = False
+        self._was_waiting = False  # for the same read, at the last check
 
     def __enter__(self) -> Self:
         self._timer = self._loop.call_later(WATCH_S, self._check)
@@ -395,21 +394,20 @@ class _SilenceWatch:
 
     async def read(self) -> bytes:
         """Return what has arrived; empty at the end. Raise NodeLostError."""
-        self._reads_count += 1
-        self._is_waiting = True
+        self._is_waiting, self._was_waiting = True, False
         try:
             return await self._content.readany()
         finally:
             self._is_waiting = False
 
     def _check(self) -> None:
-        if self._is_waiting and self._reads_count == self._checked_count:
+        if self._is_waiting and self._was_waiting:
             try:
                 self._raise_if_lost()
             except NodeLostError as error:
                 self._content.set_exception(error)
                 return
-        self._checked_count = self._reads_count
+        self._was_waiting = self._is_waiting
         self._timer = self._loop.call_later(WATCH_S, self._check)
 
 
