@@ -75,7 +75,7 @@ class StandbyGate:
 
 async def _wait_for_router(relay: Relay, scope: Scope) -> None:
     """Wait a moment until a router is known to be active; not for what another one forwarded."""
-    if _is_forwarded(scope):
+    if relay.is_active() or relay.active_url() or _is_forwarded(scope):
         return
     loop = asyncio.get_running_loop()
     until_s = loop.time() + ACTIVE_WAIT_S
