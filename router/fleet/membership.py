@@ -30,9 +30,9 @@ from router.fleet.stall_watch import StallWatch
 from router.limits import LEASE_S, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
 
 _LOG = logging.getLogger("macfabric.router.membership")
-NodeNames = Callable[[], tuple[NodeName, ...]]
 PULSE_TIMEOUT_S = 600.0  # of a heartbeat while the router stalls again and again
 
+NodeNames = Callable[[], tuple[NodeName, ...]]
 Roster = Callable[[], Awaitable[Mapping[NodeName, ControlTransport]]]
 LinkFactory = Callable[[NodeName, ControlTransport, Callable[[], bool]], NodeLink]
 
