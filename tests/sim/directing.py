@@ -176,9 +176,10 @@ class Directing:
             world.lineage.remember_words(talk)
         world.note(f"{talk.name}: {verb} {operation} {body}")
         path = {"operation": operation} if verb == "remove" else {}
-        row, is_certain = await self._api.repeat_call(
-            talk, self.stream(talk), verb, body, is_concurrent=is_concurrent, **path
-        )
+        with known.states_during_call() as states:
+            row, is_certain = await self._api.repeat_call(
+                talk, self.stream(talk), verb, body, is_concurrent=is_concurrent, **path
+            )
         if row is None:
             if is_certain and not world.network.is_bad and not is_concurrent:
                 known.possible = before
@@ -191,7 +192,9 @@ class Directing:
         del known.outstanding[verb, operation]
         known.settle(change)
         known.held = (row["node"], since_s)
-        self.judge.check_listed(talk, row["directives"], row["node"])
+        # A reply that arrives late lists the directives as of then.
+        listable = [*known.possible, *map(change, states)]
+        self.judge.check_listed(talk, row["directives"], row["node"], listable)
         is_new = operation not in {edits.operation for state in before for edits in state}
         if verb in {"add", "supersede"} and is_new and not (is_concurrent or talk.attempts):
             known.exact_since = operation
@@ -204,7 +207,8 @@ class Directing:
     async def _check_listing(self, talk):
         row, _ = await self._api.repeat_call(talk, self.stream(talk), "show")
         if row is not None:
-            self.judge.check_listed(talk, row["directives"], row["node"])
+            known = self.judge.of(talk)
+            self.judge.check_listed(talk, row["directives"], row["node"], known.possible)
             self.judge.check_applied(talk, row["directives"], row["node"])
 
     # --- copies ------------------------------------------------------------------------------

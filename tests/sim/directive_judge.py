@@ -166,10 +166,10 @@ class DirectiveJudge:
             return False
         return self._world.reuse_judge.may_have_less(talk.key, node, *known.held)
 
-    def check_listed(self, talk, rows, node):
-        """Check the directives that an agent's owner lists."""
-        known, listed = self.of(talk), [_listed_edits(row) for row in rows]
-        edits = [[_expected_listing(each) for each in state] for state in known.possible]
+    def check_listed(self, talk, rows, node, states):
+        """Check the directives that an agent's owner lists, in one of the given states."""
+        listed = [_listed_edits(row) for row in rows]
+        edits = [[_expected_listing(each) for each in state] for state in states]
         if listed not in edits and not self.is_lost(talk, node):
             self._world.fail(f"{talk.name}: {node} lists {listed}, not {edits}")
 

@@ -4,6 +4,7 @@ An agent's directives are certain only after a reply. Until then every state tha
 counts as possible.
 """
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -93,6 +94,17 @@ class Knowledge:
     applied: frozenset = frozenset()  # edits of the last acknowledged turn
     exact_since: str | None = None  # why the next turn must begin with exact memory
     is_unknown: bool = False  # its directives can no longer be determined
+    calls: list = field(default_factory=list)  # by call without a reply: states since it was sent
+
+    @contextlib.contextmanager
+    def states_during_call(self):
+        """Collect the states that are possible at any time between a call and its reply."""
+        states = list(self.possible)
+        self.calls.append(states)
+        try:
+            yield states
+        finally:
+            self.calls[:] = [each for each in self.calls if each is not states]
 
     def spread(self, change):
         """Record a change that may have been made, or may still be."""
@@ -125,6 +137,8 @@ class Knowledge:
     def _set(self, states):
         self.possible = list(dict.fromkeys(states))
         self.past = list(dict.fromkeys([*self.past, *self.possible]))
+        for seen in self.calls:
+            seen.extend(self.possible)
 
 
 def adding(edit):

@@ -64,3 +64,18 @@ def test_undo_is_certain_once_answered():
     known.settle(adding([edit]))
     known.settle(removing_all)
     assert known.possible == [()]
+
+
+def test_late_reply_may_list_the_state_before_a_later_change():
+    known = Knowledge()
+    first, second = edit_of("a", result_of="call-1"), edit_of("b", "two", result_of="call-2")
+    known.spread(adding([first]))
+    with known.states_during_call() as states:
+        known.spread(adding([second]))
+        known.settle(adding([second]))
+    known.settle(adding([first]))
+    assert (first,) not in known.possible
+    listable = set(map(adding([first]), states))
+    assert listable == {(first,), (first, second), (second, first)}
+    known.settle(removing_all)
+    assert set(map(adding([first]), states)) == listable
