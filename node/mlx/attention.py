@@ -2,7 +2,8 @@
 
 Every architecture imports `scaled_dot_product_attention` by name, so it is rebound in their
 modules. The type of the fetched values selects the form: packed vectors, one entry per sequence,
-or plain arrays, for which mlx-lm's own function is called.
+or plain arrays, for which mlx-lm's own function is called. On the CPU, many queries attend to both
+packed vectors and plain arrays in blocks.
 """
 
 import sys
@@ -16,7 +17,9 @@ import mlx.core as mx
 from mlx_lm.models import base
 
 from node.mlx.backend import stored_by_columns
+from node.mlx.blocked_attention import blocked_attention
 from node.mlx.packed_attention import packed_attention, packed_attention_of_rows
+from node.mlx.packed_product import chosen_forms
 from node.mlx.token_store import Packed, last_tokens
 
 _upstream_attention = base.scaled_dot_product_attention
@@ -99,16 +102,24 @@ def attend(
     if isinstance(keys, Rows):
         return _attend_rows(queries, keys, values, scale, mask, sinks)
     if isinstance(keys, Packed):
-        out = packed_attention(queries, keys, values, scale, mask, sinks)
+        attention = blocked_attention if _computes_blocks(queries, keys.codes) else packed_attention
+        out = attention(queries, keys, values, scale, mask, sinks)
         differences = getattr(_observers, "differences", None)
         if differences is not None:
             unpacked = keys.dense(), values.dense()
             plain = _upstream_attention(queries, *unpacked, None, scale, mask, sinks)
             differences.append(_difference(out, plain))
         return out
+    if isinstance(keys, mx.array) and _computes_blocks(queries, keys):
+        return blocked_attention(queries, keys, values, scale, mask, sinks)
     if queries.shape[2] >= _LAID_OUT_QUERIES_MIN and isinstance(keys, mx.array):
         keys = stored_by_columns(keys)
     return _upstream_attention(queries, keys, values, cache, scale, mask, sinks)
+
+
+def _computes_blocks(queries: mx.array, stored: mx.array) -> bool:
+    is_single = queries.dtype == mx.float32
+    return is_single and chosen_forms().computes_blocks(queries.shape[2], stored.shape[2])
 
 
 def _difference(ours: mx.array, theirs: mx.array) -> mx.array:

@@ -152,7 +152,7 @@ def _attend(
     batch, kv_heads, rows, tokens_count = scores.shape
     if mask is not None:
         grouped = scores.reshape(batch, kv_heads, rows // count, count, tokens_count)
-        scores = _apply_mask(grouped, mask).reshape(scores.shape)
+        scores = apply_mask(grouped, mask).reshape(scores.shape)
     weights = softmax(scores, forms)
     return values_product(weights, values, forms.values), scores
 
@@ -180,7 +180,7 @@ def _scores(queries: mx.array, keys: Packed, forms: Forms) -> mx.array:
     return mx.concatenate(parts, axis=-1)
 
 
-def _apply_mask(scores: mx.array, mask: mx.array | str) -> mx.array:
+def apply_mask(scores: mx.array, mask: mx.array | str) -> mx.array:
     """Apply a mask to `[batch, kv_heads, repeats, n, tokens]`."""
     if isinstance(mask, str):
         count, tokens_count = scores.shape[-2:]

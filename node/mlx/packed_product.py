@@ -28,9 +28,6 @@ SLOW_KEY_ROWS_MIN: Final = 4  # without a fast product of plain arrays
 FAST_VALUE_ROWS_MIN: Final = 2
 # Query tokens of a sequence up to which attention computes on packed vectors.
 PACKED_QUERIES_MAX: Final = 16
-UNPACKED_QUERIES_MAX: Final = 32  # with unpacked products
-UNPACKED_PAIRS_MAX: Final = 1 << 17  # of query and key: so many scores stay in a core's own cache,
-UNPACKED_PAIRED_QUERIES_MAX: Final = 64  # and up to so many queries then pay, too
 _LOW_HALVES: Final = 0x0F0F0F0F
 
 
@@ -50,18 +47,18 @@ class Forms:
     unpacked_key_rows_min: int | None = None  # keys are unpacked for so many rows; None: never
     softmax_by_powers: bool = False
 
+    def computes_blocks(self, queries_count: int, tokens_count: int) -> bool:
+        """Return whether so many queries attend to one block of tokens after another."""
+        are_many = queries_count > PACKED_QUERIES_MAX and tokens_count >= FORM_TOKENS_MIN
+        return self.softmax_by_powers and are_many
+
     def stays_packed(self, queries_count: int, tokens_count: int) -> bool:
         """Return whether so many queries attend to packed tokens.
 
-        For more, the tokens are dequantized once, for plain attention.
+        Else the tokens are dequantized all at once, for plain attention.
         """
-        if self.values is not ValuesForm.UNPACKED:
-            return queries_count <= PACKED_QUERIES_MAX
-        if queries_count <= UNPACKED_QUERIES_MAX:
-            return True
-        are_few = queries_count <= UNPACKED_PAIRED_QUERIES_MAX
-        are_pairs_few = queries_count * tokens_count <= UNPACKED_PAIRS_MAX
-        return are_few and are_pairs_few and tokens_count >= FORM_TOKENS_MIN
+        is_product = queries_count <= PACKED_QUERIES_MAX
+        return is_product or self.computes_blocks(queries_count, tokens_count)
 
 
 PACKED: Final = Forms()

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from fabric.kvcache.cache_spec import LayerKind, LayerSpec, SlotSpec
+from fabric.kvcache.cache_spec import SlotSpec
 from node.mlx.packed_attention import packed_attention, packed_attention_of_rows
 from node.mlx.packed_product import (
     FORM_TOKENS_MIN,
@@ -17,8 +17,7 @@ from node.mlx.packed_product import (
     use_forms,
     values_product,
 )
-from node.mlx.resident_layer import ResidentLayer
-from node.mlx.token_store import Packed, TokenStore
+from node.mlx.token_store import TokenStore
 
 UNPACKED = Forms(ValuesForm.UNPACKED, 1, softmax_by_powers=True)
 LONG = 2 * UNPACKED_NUMBERS // 128 + 1_001  # of two heads of 64: several parts
@@ -165,26 +164,3 @@ def test_sequences_of_a_batch_have_the_bits_that_they_have_alone():
     for row in range(2):
         alone = packed_attention(queries[row : row + 1], keys[row], values[row], 0.125, None)
         assert mx.array_equal(together[row : row + 1], alone)
-
-
-@pytest.mark.parametrize(
-    ("forms", "held", "queries_max"),
-    [(PACKED, 0, 16), (PACKED, 1_000, 16), (UNPACKED, 0, 32), (UNPACKED, 1_000, 64)],
-)
-def test_fetched_vectors_stay_packed_for_as_many_queries_as_pay(forms, held, queries_max):
-    slot = SlotSpec("keys", 2, 64, 4, 64, "F32")
-    for count, is_packed in ((queries_max, True), (queries_max + 1, False)):
-        layer = ResidentLayer(LayerSpec(LayerKind.FULL, (slot, slot)), 256, packed=True)
-        use_forms(forms)
-        for added in filter(None, (held, count)):
-            vectors = normal(1, 2, added, 64)
-            keys, values = layer.append(layer.encode(vectors, vectors), added)
-
-        assert isinstance(keys, Packed) is isinstance(values, Packed) is is_packed
-
-
-def test_queries_stay_packed_while_their_scores_are_few():
-    assert UNPACKED.stays_packed(48, 2_700)
-    assert not UNPACKED.stays_packed(48, 2_800)
-    assert UNPACKED.stays_packed(32, 100_000)
-    assert not UNPACKED.stays_packed(48, 500), "so few tokens are multiplied packed, row by row"

@@ -17,7 +17,13 @@ from fabric.settings import KvBits
 from node.mlx import attention, packed_attention, packed_product, rotate
 from node.mlx.attention import LastTokens, Rows, attend
 from node.mlx.engine import Batching, Engine
-from node.mlx.packed_product import PACKED_QUERIES_MAX, Forms, ValuesForm
+from node.mlx.packed_product import (
+    PACKED_QUERIES_MAX,
+    Forms,
+    ValuesForm,
+    chosen_forms,
+    use_forms,
+)
 from node.mlx.resident_cache import ResidentCache
 from node.mlx.token_store import Packed, dense
 from tests.support.cache_paths import logits_after, prompt_of
@@ -142,6 +148,27 @@ def test_unpacked_products_rotate_moved_rows(monkeypatch: pytest.MonkeyPatch, de
     theirs = decode(engine, by_hand(filled(engine, 1_500), shifts))
     assert relative_error(ours, theirs) <= tolerance(delta)
     assert relative_error(decode(engine, filled(engine, 1_500)), theirs) > 20 * tolerance(delta)
+
+
+@EVERY
+@pytest.mark.parametrize("bits", [USUAL, PLAIN], ids=["quantized", "plain"])
+def test_blocks_of_attention_rotate_moved_rows(name: str, bits: KvBits) -> None:
+    engine, shifts = engine_of(name, bits, layers_count=1), (Shift(50, 700, -37),)
+    forms, before = Forms(ValuesForm.UNPACKED, 1, softmax_by_powers=True), chosen_forms()
+    theirs = prefill(engine, by_hand(filled(engine, 900), shifts))
+    try:
+        use_forms(forms)
+        ours = prefill(engine, filled(engine, 900, shifts))
+        unmoved = prefill(engine, filled(engine, 900))
+    finally:
+        use_forms(before)
+
+    error, unmoved_error = (
+        np.median(np.abs(each - theirs).max(axis=-1)) / np.abs(theirs).max()
+        for each in (ours, unmoved)
+    )
+    assert error <= tolerance(-37)
+    assert name == "no_layer" or unmoved_error > 20 * tolerance(-37)
 
 
 def test_every_batching_mode_is_covered() -> None:
