@@ -27,6 +27,10 @@ class Pace:
     steps_count: int = 0
     late_count: int = 0
 
+    def times(self, factor: float) -> "Pace":
+        """Return the pace of a device that is `factor` times as fast."""
+        return Pace(self.prefill_tokens_per_s * factor, self.decode_steps_per_s * factor)
+
     def wait(self, began_s: float, seconds: float) -> None:
         """Wait until a step has lasted `seconds`."""
         left_s = began_s + seconds - time.perf_counter()
@@ -57,7 +61,7 @@ def paced_nodes(paces: Paces) -> Iterator[None]:
 
     def load_paced(*arguments: Any, **options: Any) -> LoadedModel:
         loaded = load_model(*arguments, **options)
-        _slow_down(loaded.engine, next(unused))
+        slow_down(loaded.engine, next(unused))
         return loaded
 
     # The only access to a node's engine before it measures its speed.
@@ -65,7 +69,8 @@ def paced_nodes(paces: Paces) -> Iterator[None]:
         yield
 
 
-def _slow_down(engine: Engine, pace: Pace) -> None:
+def slow_down(engine: Engine, pace: Pace) -> None:
+    """Have each chunk and each step of an engine last at least as long as at a pace."""
     prefill, launch = engine.prefill, engine.launch
 
     def prefill_paced(cache: Any, tokens: list[int]) -> Logits:

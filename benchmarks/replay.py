@@ -22,13 +22,12 @@ import yaml
 from benchmarks.chat_client import ChatClient, Message
 from benchmarks.large_model import write_model
 from benchmarks.local_fabric import LocalFabric, local_fabric
+from benchmarks.paced_engine import Pace, slow_down
 from benchmarks.report import Limit, Report, open_directly, say
 from benchmarks.workload import Geometry
 from fabric.keys import OPERATOR_HEADER
 from fabric.settings import NodeSettings, RouterSettings
 from node.mlx import backend
-from node.mlx.engine import Engine, Logits, PreparedStep
-from node.mlx.resident_cache import ResidentCache
 from router.placement.choice import Policy
 from router.simulate.catalog import SHIPPED
 from router.simulate.fleet_file import FleetModel, parse_fleet
@@ -59,19 +58,6 @@ OPERATOR = "key-of-the-operator"
 DECISIONS = "/v1/placement/decisions?format="
 OWN, COMMON = "its own log, replayed [s]", "the log of seconds, replayed [s]"
 REAL, RATIO = "real [s]", "replayed, over real"
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Speeds of a node's device."""
-
-    prefill_tokens_per_s: float
-    steps_per_s: float
-
-    def times(self, factor: float) -> "Pace":
-        """Return the speeds of a device that is `factor` times as fast."""
-        return Pace(self.prefill_tokens_per_s * factor, self.steps_per_s * factor)
-
 
 PACES = {"fast": Pace(300.0, 30.0), "middle": Pace(200.0, 25.0), "slow": Pace(100.0, 15.0)}
 
@@ -121,24 +107,6 @@ def _words(rng: random.Random, count: int) -> str:
     return " ".join(f"word{rng.randrange(1_000)}" for _ in range(count))
 
 
-def pace(engine: Engine, to: Pace) -> None:
-    """Slow an engine down to a device's speeds."""
-    prefill, launch = engine.prefill, engine.launch
-
-    def paced_prefill(cache: ResidentCache, tokens: list[int]) -> Logits:
-        until_s = time.monotonic() + len(tokens) / to.prefill_tokens_per_s
-        logits = prefill(cache, tokens)
-        time.sleep(max(0.0, until_s - time.monotonic()))
-        return logits
-
-    def paced_launch(step: PreparedStep) -> None:
-        until_s = time.monotonic() + 1 / to.steps_per_s
-        launch(step)
-        time.sleep(max(0.0, until_s - time.monotonic()))
-
-    engine.prefill, engine.launch = paced_prefill, paced_launch  # type: ignore[method-assign]
-
-
 @dataclass(frozen=True, slots=True)
 class Day:
     """Results of a policy's day: the log of its turns, and the fleet that its router learnt."""
@@ -171,7 +139,7 @@ def play(
     ) as fabric:
         for name, of_node in PACES.items():
             engine, faster = fabric.node(name).node.resources.engine, of_node.times(speedup)
-            pace(engine.engine, faster)
+            slow_down(engine.engine, faster)
             engine.prefill_speed.start(round(faster.prefill_tokens_per_s), 1.0)
         _warm_up(fabric.client())
         _play_all(fabric.client(), planned, speedup)
@@ -253,7 +221,7 @@ def _report(parameters: Mapping[str, int], days: Mapping[Policy, Day]) -> Report
         Limit("pairs of policies in another order", _swapped(table), 0, is_least=False),
     )
     paces = {
-        name: {"prompt tokens/s": each.prefill_tokens_per_s, "steps/s": each.steps_per_s}
+        name: {"prompt tokens/s": each.prefill_tokens_per_s, "steps/s": each.decode_steps_per_s}
         for name, each in PACES.items()
     }
     figures = {"paces": paces, "mean time to first token": table}
