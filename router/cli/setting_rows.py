@@ -165,16 +165,19 @@ def _leaves(settings: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _show_value(name: str, plain: Any) -> Any:
-    return _without_secrets(plain) if name == _POLICIES else plain
+    return without_secrets(plain, HIDDEN) if name == _POLICIES else plain
 
 
-def _without_secrets(value: Any) -> Any:
-    """Return plain data without texts whose names say that they are secret."""
+def without_secrets(value: Any, shown: str) -> Any:
+    """Return plain data with `shown` for values that are not numbers and have names of secrets."""
     if isinstance(value, dict):
         return {
-            name: HIDDEN
-            if isinstance(x, str) and SECRET_NAME.search(str(name))
-            else _without_secrets(x)
-            for name, x in value.items()
+            name: shown if _is_secret(name, inner) else without_secrets(inner, shown)
+            for name, inner in value.items()
         }
-    return [_without_secrets(item) for item in value] if isinstance(value, list) else value
+    return [without_secrets(item, shown) for item in value] if isinstance(value, list) else value
+
+
+def _is_secret(name: Any, value: Any) -> bool:
+    is_number = value is None or isinstance(value, int | float)  # a bound of tokens, for instance
+    return not is_number and SECRET_NAME.search(str(name)) is not None

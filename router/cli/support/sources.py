@@ -30,7 +30,7 @@ from router.cli.data_folder import DataFolder, read_json, size_of
 from router.cli.doctor.doctor import examine, memory_bytes
 from router.cli.doctor.doctor_network import run
 from router.cli.errors import CommandError
-from router.cli.setting_rows import SECRET_NAME
+from router.cli.setting_rows import without_secrets
 from router.cli.support.aliases import AGENT, FIELDS, HOST, NODE, TENANT, Aliases
 from router.cli.support.log_tails import is_log, read_log_tail
 from router.cli.support.secrets import REMOVED
@@ -153,23 +153,14 @@ def _settings(context: BundleContext) -> Any:
         keys = getattr(context.settings.router, name)
         plain["router"][name] = {owner: _form_of(key) for owner, key in keys.items()}
     for policy in plain["router"]["policies"]:
-        policy["options"] = _without_secrets(policy["options"])
-    plain["node"]["template_options"] = _without_secrets(plain["node"]["template_options"])
+        policy["options"] = without_secrets(policy["options"], REMOVED)
+    options = plain["node"]["template_options"]
+    plain["node"]["template_options"] = without_secrets(options, REMOVED)
     return plain
 
 
 def _form_of(key: str) -> str:
     return f"{REMOVED}: {'a key' if is_plain(key) else 'a digest'}"
-
-
-def _without_secrets(value: Any) -> Any:
-    """Return plain data without values whose names say that they are secret, at any depth."""
-    if isinstance(value, dict):
-        return {
-            name: REMOVED if SECRET_NAME.search(str(name)) else _without_secrets(inner)
-            for name, inner in value.items()
-        }
-    return [_without_secrets(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _certificates(context: BundleContext) -> Any:
