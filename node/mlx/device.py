@@ -5,21 +5,31 @@ synchronizes next. Until then arrays of that buffer count as computed and hold a
 an error invalidates everything computed since the last check that found none.
 Source: MLX 0.32.4, `mlx/error.h`, `mlx/event.h`, `mlx/backend/metal/device.cpp`.
 
+On the CPU, MLX frees nearly every array at once to the C library, which returns the pages of larger
+ones to the system, to be mapped and cleared again for the next operation. glibc can keep them.
+Source: mallopt(3) and malloc_trim(3).
+
 NaN is checked before a prompt's or step's results are kept. A NaN in any layer stays in a token's
 hidden state, so checking the last layer with a cache is enough; later layers store nothing.
 """
 
+import ctypes
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 
+from fabric.limits import MIB
 from node.limits import STORED_ERRORS_MAX
 from node.mlx import backend
 from node.mlx.recurrent_layer import RecurrentLayer
 from node.mlx.resident_layer import ResidentLayer
+
+_C_LIBRARY: Final = ctypes.CDLL(None)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of mallopt; source: glibc 2.36, `malloc.h`
+_MAPPED_BYTES_MIN: Final = 32 * MIB  # larger arrays are returned to the system as they are freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ def gpu_memory() -> GpuMemory | None:
 
 
 def limit_memory(share_bytes: int, pool_bytes: int) -> None:
-    """Limit MLX's memory on a GPU and its pool of freed buffers; call it before a load.
+    """Limit MLX's memory on a GPU, and the pool of freed memory; call it before a load.
 
     MLX's own bounds are 1.5 and 0.95 of the recommended working set, and a pooled buffer is
     reused for an array of about its size only; prompts need other sizes in each chunk. Source: MLX
@@ -69,6 +79,15 @@ def limit_memory(share_bytes: int, pool_bytes: int) -> None:
     if backend.current().is_gpu:
         mx.set_memory_limit(share_bytes)
         mx.set_cache_limit(pool_bytes)
+    else:
+        keep_freed_pages(pool_bytes)
+
+
+def keep_freed_pages(pool_bytes: int) -> None:
+    """Have the C library keep up to `pool_bytes` of freed pages; without glibc, do nothing."""
+    if hasattr(_C_LIBRARY, "mallopt"):
+        _C_LIBRARY.mallopt(_TRIM_THRESHOLD, pool_bytes)
+        _C_LIBRARY.mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES_MIN)
 
 
 def arrays_bytes() -> int:
@@ -87,9 +106,11 @@ def used_bytes() -> int:
 
 
 def return_unused() -> None:
-    """Return MLX's pool of freed arrays to the system; raise DeviceError for a stored error."""
+    """Return freed arrays and pages to the system; raise DeviceError for a stored error."""
     synchronize()
     mx.clear_cache()
+    if not backend.current().is_gpu and hasattr(_C_LIBRARY, "malloc_trim"):
+        _C_LIBRARY.malloc_trim(0)
 
 
 def clear() -> None:

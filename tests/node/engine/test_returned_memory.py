@@ -1,12 +1,15 @@
 """Freed memory is returned after long prompts, within long answers, and when idle."""
 
+import ctypes
+import subprocess
+import sys
 import time
 
 import mlx.core as mx
 import pytest
 
 from fabric.errors import FatalError
-from fabric.limits import GIB
+from fabric.limits import GIB, MIB
 from fabric.memory_plan import MachineMemory, plan_memory
 from node.engine import engine_thread
 from node.engine.engine_thread import EngineThread
@@ -39,6 +42,19 @@ def calls(monkeypatch):
     return found
 
 
+class Library:
+    """C library with some functions, whose calls are recorded."""
+
+    def __init__(self, calls, *names):
+        for name in names:
+            setattr(self, name, calls.note(name))
+
+
+@pytest.fixture(autouse=True)
+def _other_library(calls, monkeypatch):
+    monkeypatch.setattr(device, "_C_LIBRARY", Library(calls, "mallopt", "malloc_trim"))
+
+
 @pytest.mark.parametrize("here", [backend.CPU, backend.METAL, backend.CUDA])
 def test_gpu_memory_and_pool_limits_are_set_before_loading(calls, monkeypatch, here):
     monkeypatch.setattr(backend, "current", lambda: here)
@@ -48,14 +64,59 @@ def test_gpu_memory_and_pool_limits_are_set_before_loading(calls, monkeypatch, h
 
     names = [call for call in calls if call[0] != "load"]
     limits = [("set_memory_limit", PLAN.share_bytes), ("set_cache_limit", PLAN.pool_bytes)]
-    assert names == (limits if here.is_gpu else [])
+    kept_pages = [("mallopt", -1, PLAN.pool_bytes), ("mallopt", -3, 32 * MIB)]
+    assert names == (limits if here.is_gpu else kept_pages)
     assert calls[-1][0] == "load"
 
 
-def test_pending_work_is_synchronized_before_memory_is_returned(calls):
+@pytest.mark.parametrize("here", [backend.CPU, backend.METAL])
+def test_pending_work_is_synchronized_before_memory_is_returned(calls, monkeypatch, here):
+    monkeypatch.setattr(backend, "current", lambda: here)
+    device.return_unused()
+
+    pages = [] if here.is_gpu else ["malloc_trim"]
+    assert [name for name, *_ in calls] == ["synchronize", "clear_cache", *pages]
+
+
+def test_other_c_libraries_keep_their_own_rules(calls, monkeypatch):
+    monkeypatch.setattr(backend, "current", lambda: backend.CPU)
+    monkeypatch.setattr(device, "_C_LIBRARY", Library(calls))
+    device.limit_memory(PLAN.share_bytes, PLAN.pool_bytes)
     device.return_unused()
 
     assert [name for name, *_ in calls] == ["synchronize", "clear_cache"]
+
+
+FAULTS = """
+import resource
+import mlx.core as mx
+from node.mlx import device
+
+mx.set_default_device(mx.cpu)
+mx.set_cache_limit(0)  # MLX's own pool reuses arrays of one size; prompts need many
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        mx.eval([mx.zeros((4 << 20,), mx.uint8) + number for number in range(8)])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+device.keep_freed_pages(64 << 20)
+faults()
+kept = faults()
+device.return_unused()
+print(kept, faults())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc only")
+def test_freed_pages_are_used_again_until_they_are_returned():
+    command = [sys.executable, "-c", FAULTS]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    kept, returned = map(int, printed.split())
+
+    assert kept < 100, "of 163,840 pages"
+    assert returned > 1_000
 
 
 def test_memory_is_returned_after_long_prefill():
