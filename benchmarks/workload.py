@@ -13,8 +13,10 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from fabric.hosting.clock import SystemClock
+from fabric.limits import DEVICE_POOL_BYTES
 from fabric.settings import KvBits
 from fabric.turn.generation import Sampling
+from node.mlx import device
 from node.mlx.engine import DecodeSlot, Engine
 from node.mlx.form_trial import choose_forms
 from node.mlx.packed_product import use_forms
@@ -70,7 +72,8 @@ def build_model(shape: Geometry, seed: int = 0) -> Any:
 
 
 def build_engine(model: Any) -> Engine:
-    """Build the node's engine around a model, and choose its forms of products, as a node does."""
+    """Build an engine around a model, with pool and forms of products as in a node."""
+    device.keep_freed_pages(DEVICE_POOL_BYTES)
     engine = fit_engine(model, KvBits())
     use_forms(choose_forms(engine.spec, model.args.num_attention_heads, SystemClock()))
     return engine
