@@ -165,19 +165,25 @@ def _leaves(settings: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _show_value(name: str, plain: Any) -> Any:
-    return without_secrets(plain, HIDDEN) if name == _POLICIES else plain
+    return without_secrets(plain, HIDDEN, shows_numbers=True) if name == _POLICIES else plain
 
 
-def without_secrets(value: Any, shown: str) -> Any:
-    """Return plain data with `shown` for values that are not numbers and have names of secrets."""
+def without_secrets(value: Any, shown: str, *, shows_numbers: bool = False) -> Any:
+    """Return plain data with `shown` for values with names of secrets.
+
+    Numbers may be shown all the same, as bounds of tokens are named like secrets.
+    """
     if isinstance(value, dict):
         return {
-            name: shown if _is_secret(name, inner) else without_secrets(inner, shown)
+            name: shown
+            if SECRET_NAME.search(str(name)) and not (shows_numbers and _is_number(inner))
+            else without_secrets(inner, shown, shows_numbers=shows_numbers)
             for name, inner in value.items()
         }
-    return [without_secrets(item, shown) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_secrets(item, shown, shows_numbers=shows_numbers) for item in value]
+    return value
 
 
-def _is_secret(name: Any, value: Any) -> bool:
-    is_number = value is None or isinstance(value, int | float)  # a bound of tokens, for instance
-    return not is_number and SECRET_NAME.search(str(name)) is not None
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)

@@ -124,7 +124,7 @@ def test_bundle_of_running_fabric_holds_no_secret_prompt_or_name(tmp_path):
 def test_names_that_only_settings_have_are_replaced(tmp_path):
     router = {"tenant_limits": {TENANT: {"turns": 2}}, "standby": True}
     router["voters"] = ["https://raccoon-city.example:9400"]
-    options = {"nested": {"password": "short"}, "list": [{"token": "tiny"}]}
+    options = {"nested": {"password": "short", "auth_pin": 47_110_815}, "list": [{"token": "tiny"}]}
     router["policies"] = [{"use": "mine:Policy", "options": options}]
     settings = {"router": router, "tracing": {"endpoint": "http://arklay.example:4318"}}
     config = tmp_path / "cluster.yaml"
@@ -134,7 +134,7 @@ def test_names_that_only_settings_have_are_replaced(tmp_path):
     text = unpacked(tmp_path / "a.tar.gz")["settings.json"].decode()
 
     assert json.loads(text)["router"]["tenant_limits"]
-    for name in (TENANT, "raccoon-city", "arklay", "short", "tiny"):
+    for name in (TENANT, "raccoon-city", "arklay", "short", "tiny", "47110815"):
         assert name not in text
 
 
