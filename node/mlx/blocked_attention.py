@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import mlx.core as mx
 
-from node.mlx.packed_attention import apply_mask
+from node.mlx.packed_attention import apply_mask, less_sinks
 from node.mlx.token_store import Packed
 
 BLOCK_SCORES: Final = 1 << 20  # computed at once: 4 MiB
@@ -44,7 +44,6 @@ def blocked_attention(
     """Attend `[batch, heads, n, key width]`; return `[batch, heads, n, value width]`."""
     batch, heads, count, width = queries.shape
     kv_heads, tokens_count = (keys.codes if isinstance(keys, Packed) else keys).shape[1:3]
-    grouped = (batch, kv_heads, heads // kv_heads, count)
     folded = (queries * scale).reshape(batch, kv_heads, -1, width)
     keys, values = _rotated(keys), _rotated(values)
     sums: _Sums | None = None
@@ -52,16 +51,15 @@ def blocked_attention(
         scores = folded @ _numbers(keys, start, end).swapaxes(-1, -2)
         part = _mask_part(mask, start, end, is_last=end == tokens_count)
         if part is not None:
-            scores = apply_mask(scores.reshape(*grouped, -1), part).reshape(scores.shape)
+            scores = apply_mask(scores, part, count)
         block = _sums_of(scores, _numbers(values, start, end))
         sums = block if sums is None else sums.join(block)
     assert sums is not None, "queries attend to themselves"
-    weights = sums.weights
+    out = sums.out / sums.weights
     if sinks is not None:
-        logits = sinks.reshape(1, *grouped[1:3], 1).astype(scores.dtype)
-        logits = mx.repeat(logits, count, axis=3).reshape(1, kv_heads, -1, 1)
-        weights = weights + mx.power(math.e, logits - sums.largest)
-    return (sums.out / weights).reshape(batch, heads, count, -1)
+        score_sums = sums.largest + mx.log(sums.weights)
+        out = less_sinks(out, score_sums.squeeze(-1), sinks)
+    return out.reshape(batch, heads, count, -1)
 
 
 def _sums_of(scores: mx.array, values: mx.array) -> _Sums:

@@ -109,7 +109,7 @@ def packed_attention(
     """Attend `[batch, heads, n, key width]`; return `[batch, heads, n, value width]`."""
     out, scores = _attend(_fold_queries(queries, keys, scale), keys, values, mask, queries.shape[2])
     if sinks is not None:
-        out = _less_sinks(out, mx.logsumexp(scores, axis=-1), sinks)
+        out = less_sinks(out, mx.logsumexp(scores, axis=-1), sinks)
     return _unfold_output(out, queries, values.width)
 
 
@@ -126,7 +126,7 @@ def packed_attention_of_rows(
     out = mx.concatenate([own for own, _ in attended])
     if sinks is not None:
         sums = [mx.logsumexp(scores, axis=-1) for _, scores in attended]
-        out = _less_sinks(out, mx.concatenate(sums), sinks)
+        out = less_sinks(out, mx.concatenate(sums), sinks)
     return _unfold_output(out, queries, values[0].width)
 
 
@@ -149,15 +149,13 @@ def _attend(
     """Attend folded queries of `count` tokens; return the output and its scores."""
     forms = chosen_forms()
     scores = _scores(folded, keys, forms)
-    batch, kv_heads, rows, tokens_count = scores.shape
     if mask is not None:
-        grouped = scores.reshape(batch, kv_heads, rows // count, count, tokens_count)
-        scores = apply_mask(grouped, mask).reshape(scores.shape)
+        scores = apply_mask(scores, mask, count)
     weights = softmax(scores, forms)
     return values_product(weights, values, forms.values), scores
 
 
-def _less_sinks(out: mx.array, score_sums: mx.array, sinks: mx.array) -> mx.array:
+def less_sinks(out: mx.array, score_sums: mx.array, sinks: mx.array) -> mx.array:
     """Scale the output by the share that sinks leave; log sums are `[batch, kv_heads, rows]`."""
     kv_heads, rows = score_sums.shape[1:]
     repeats = sinks.size // kv_heads
@@ -180,10 +178,11 @@ def _scores(queries: mx.array, keys: Packed, forms: Forms) -> mx.array:
     return mx.concatenate(parts, axis=-1)
 
 
-def apply_mask(scores: mx.array, mask: mx.array | str) -> mx.array:
-    """Apply a mask to `[batch, kv_heads, repeats, n, tokens]`."""
+def apply_mask(scores: mx.array, mask: mx.array | str, count: int) -> mx.array:
+    """Apply a mask to the scores `[batch, kv_heads, repeats * n, tokens]` of `count` queries."""
+    batch, kv_heads, rows, tokens_count = scores.shape
+    grouped = scores.reshape(batch, kv_heads, rows // count, count, tokens_count)
     if isinstance(mask, str):
-        count, tokens_count = scores.shape[-2:]
         at = mx.arange(tokens_count - count, tokens_count)[:, None]
         mask = at >= mx.arange(tokens_count)[None]
     elif mask.ndim > 3:  # `[batch or 1, heads or 1, n, tokens]`
@@ -191,7 +190,9 @@ def apply_mask(scores: mx.array, mask: mx.array | str) -> mx.array:
         if mask_heads == 1:
             mask = mask[:, :, None]
         else:
-            mask = mask.reshape(mask.shape[0], scores.shape[1], scores.shape[2], *mask.shape[2:])
+            mask = mask.reshape(mask.shape[0], *grouped.shape[1:3], *mask.shape[2:])
     if mask.dtype == mx.bool_:
-        return mx.where(mask, scores, mx.finfo(scores.dtype).min)
-    return scores + mask
+        masked = mx.where(mask, grouped, mx.finfo(scores.dtype).min)
+    else:
+        masked = grouped + mask
+    return masked.reshape(scores.shape)
