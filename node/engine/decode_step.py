@@ -54,6 +54,8 @@ class _Step:
 
     def prepare(self) -> None:
         """Prepare the next step; a failure here occurs again at the launch."""
+        if self._engine.is_opaque:  # its caches cannot undo a step
+            return
         try:
             self._prepared = self._engine.prepare([_slot(sequence) for sequence in self._batch])
         except DeviceError:
@@ -81,13 +83,19 @@ class _Step:
                     self._last.append((sequence, last))
 
     def launch(self) -> None:
-        """Launch all together or, if that fails, each alone."""
+        """Launch all together or, if that fails or cannot be undone, each alone."""
         batch, step = self._remaining_sequences(), self._prepared
         if step is not None and len(batch) < len(self._batch):
             step.undo()
             step = None
-        if not batch:
+        if not batch or (not self._engine.is_opaque and self._launch_together(batch, step)):
             return
+        for sequence in batch:
+            with self._isolate_errors(sequence):
+                self._engine.launch(self._engine.prepare([_slot(sequence)]))
+
+    def _launch_together(self, batch: list[Sequence], step: PreparedStep | None) -> bool:
+        """Launch a batch; return whether it did not fail."""
         try:
             slots = [_slot(sequence) for sequence in batch]
             self._engine.launch(step or self._engine.prepare(slots))
@@ -95,11 +103,8 @@ class _Step:
             raise
         except Exception:  # noqa: BLE001 - nothing may end the loop
             _log.exception("a batch of %d failed; trying each sequence alone", len(batch))
-        else:
-            return
-        for sequence in batch:
-            with self._isolate_errors(sequence):
-                self._engine.launch(self._engine.prepare([_slot(sequence)]))
+            return False
+        return True
 
     def finish(self) -> list[Sequence]:
         """End the sequences whose last token is in the cache; return them and the failed ones."""

@@ -6,6 +6,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from fabric.errors import FabricError
 from node.mlx.resident_cache import CacheMark
 
 
@@ -21,6 +22,7 @@ class OpaqueCache:
     def __init__(self, model: Any) -> None:
         self.layers = make_prompt_cache(model)
         self.tokens_count = 0
+        self._is_undone = False
         self.slid: dict[int, memoryview] = {}
         self.snapshots: dict[int, Any] = {}
 
@@ -47,7 +49,8 @@ class OpaqueCache:
         return CacheMark(self.tokens_count, ())
 
     def undo(self, mark: CacheMark) -> None:
-        """Do nothing, because the failed sequence ends with its cache."""
+        """Refuse further use: mlx-lm's caches have appended what the failed step computed."""
+        self._is_undone = True
 
     def can_rewind(self, tokens_count: int) -> bool:
         """Return whether all tokens are kept, because the cache cannot be cut."""
@@ -57,7 +60,12 @@ class OpaqueCache:
         """Return the token count if `limit` allows all tokens, otherwise 0."""
         return self.tokens_count if self.tokens_count <= limit else 0
 
-    def leave_batch(self) -> None: ...
+    def leave_batch(self) -> None:
+        """Raise FabricError after a failed step: the sequence ends with its cache."""
+        if self._is_undone:
+            message = "the cache of a failed step cannot be used again: repeat the request"
+            raise FabricError(message, code="engine_failed")
+
     def slide(self) -> None: ...
     def make_room(self) -> None: ...
     def rest(self) -> None: ...

@@ -70,6 +70,7 @@ class SimStep:
 class SimEngine:
     """An engine that computes at once; `spent_s` is how long a device would have taken."""
 
+    is_opaque = False
     note_start = staticmethod(lambda cache, prompt: None)  # called where an answer begins
 
     def __init__(self, tokens_per_s, step_s, kind=FULL, note_cache=lambda cache: None, device=None):
