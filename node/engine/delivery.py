@@ -9,6 +9,7 @@ from fabric.errors import EngineFailedError, FabricError
 from fabric.turn.generation import FinishReason, TokenLogprob
 from node.dialect.answer_delta import AnswerDelta
 from node.engine.sequence import Broke, Ended, Produced, Sequence, SequenceEvent
+from node.mlx.device import DeviceError, device_errors
 from node.mlx.engine import SampledToken
 from node.mlx.sampling import Top
 
@@ -76,7 +77,10 @@ def _is_end(sequence: Sequence, token: int) -> bool:
 
 
 def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None = None) -> None:
-    """Emit the last event of a sequence that did not fail; a cancelled one has no `reason`."""
+    """Emit the last event of a sequence that did not fail; a cancelled one has no `reason`.
+
+    Raise DeviceError if the state of a trimmed end could not be computed.
+    """
     answer = sequence.answer
     try:
         is_cut = reason is FinishReason.LENGTH
@@ -84,7 +88,10 @@ def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None
         if sequence.trimmed is not None:
             mark = sequence.trimmed.mark(has_calls=answer.has_calls)
             if mark is not None:
-                sequence.cache.take_marked(mark)
+                with device_errors():
+                    sequence.cache.take_marked(mark)
+    except DeviceError:
+        raise
     except Exception as error:  # noqa: BLE001 - the text of one sequence
         fail(sequence, error)
         return

@@ -23,6 +23,7 @@ from node.engine.sequence import (
     TrimmedEnd,
 )
 from node.mlx.chat_tokenizer import ChatTokenizer
+from node.mlx.device import device_errors
 from node.prompt.pipeline import SpelledPrompt
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
@@ -87,10 +88,11 @@ class Sequences:
         seed = resume.seed if resume is not None else sampling.seed
 
         def granted() -> None:
-            if sequence.awaited_tokens is None:  # nothing is reused, or memory is granted again
-                sequence.cache.reserve(prepared.room_tokens)
-                return
-            sequence.cache = self.prefixes.begin(prepared)
+            with device_errors():  # an error may be the stored one of other sequences' step
+                if sequence.awaited_tokens is None:  # nothing is reused, or granted again
+                    sequence.cache.reserve(prepared.room_tokens)
+                    return
+                sequence.cache = self.prefixes.begin(prepared)
             if not prepared.is_stored:
                 sequence.awaited_tokens = None
             else:
@@ -98,7 +100,8 @@ class Sequences:
 
         def reached(tokens_count: int) -> None:
             if tokens_count in sequence.stops:
-                sequence.cache.take_snapshot()
+                with device_errors():
+                    sequence.cache.take_snapshot()
             if tokens_count < len(ids) - 1:
                 emit(Computed(tokens_count))
 

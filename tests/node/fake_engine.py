@@ -97,6 +97,8 @@ class FakePrepared:
 class FakeEngine:
     """An engine that computes `tokens_per_s`; a slot or cache may be set to fail."""
 
+    is_opaque = False
+
     def __init__(self, clock=None, tokens_per_s=1e9, *, launch_waits=False):
         self.launch_waits = launch_waits
         self.returned_count = 0  # how often memory of freed arrays was returned
@@ -170,6 +172,8 @@ def expected(prompt, seed, count):
 
 
 class FakeAnswer:
+    has_calls = False
+
     def __init__(self):
         self.text = ""
         self.ends = []

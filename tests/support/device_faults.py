@@ -1,7 +1,7 @@
 """A device that fails as Metal does: at once, or later with garbage in between.
 
 An operation that fails late computes something else; its error is stored, and raised once: by the
-next synchronization or call of the model on the same engine's thread.
+next synchronization, call of the model or evaluation of a cache on the same engine's thread.
 """
 
 import random
@@ -25,6 +25,7 @@ AT_ONCE = ("model", "read", "gather", "rest", "snapshot")
 LATE = ("late model", "late gather")
 NO_NUMBERS, NO_PROMPT = "nan", "nan prompt"
 KINDS = (*AT_ONCE, *LATE, NO_NUMBERS, NO_PROMPT)
+EVALUATING = ("rewind", "rearrange", "give_back_room", "take_marked")  # methods of caches
 
 
 class DeviceFaults:
@@ -149,6 +150,8 @@ def failing_device(thread: EngineThread) -> Iterator[DeviceFaults]:
             "take_snapshot": "snapshot",
         }.items():
             patch.setattr(ResidentCache, name, _failing(faults, kind, getattr(ResidentCache, name)))
+        for name in EVALUATING:
+            patch.setattr(ResidentCache, name, _evaluating(faults, getattr(ResidentCache, name)))
         yield faults
 
 
@@ -159,6 +162,15 @@ def _checking(faults: DeviceFaults, real: Callable[[], None]) -> Callable[[], No
         real()
 
     return check
+
+
+def _evaluating(faults: DeviceFaults, real: Callable[..., Any]) -> Callable[..., Any]:
+    def work(*args: Any, **named: Any) -> Any:
+        if faults.is_on_engine_thread():
+            faults.raise_stored(RuntimeError)
+        return real(*args, **named)
+
+    return work
 
 
 def _failing(faults: DeviceFaults, kind: str, real: Callable[..., Any]) -> Callable[..., Any]:

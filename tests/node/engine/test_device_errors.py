@@ -10,18 +10,23 @@ import mlx.core as mx
 import pytest
 
 from fabric.errors import EngineFailedError
-from fabric.turn.generation import CacheTier, Failed, Sampling
+from fabric.turn.generation import CacheTier, Failed, FinishReason, Sampling
+from node.engine.delivery import end
 from node.engine.engine_thread import EngineThread
+from node.engine.sequence import TrimmedEnd
 from node.limits import DEVICE_FAILURES_MAX, DEVICE_FAILURES_WITHIN_S
 from node.mlx.device import DeviceError
 from node.mlx.loaded_model import load_model
-from tests.node.fake_engine import FakeClock, FakeEngine
+from node.mlx.resident_cache import CacheMark, ResidentCache
+from tests.node.fake_engine import FakeClock, FakeEngine, make_sequence
 from tests.support.architectures import ARCHITECTURES
 from tests.support.device_faults import MESSAGE, failing_device, injecting
 from tests.support.services import ask, running
 from tests.support.tiny_models import ONE_LAYER, write_model
+from tests.support.waiting import wait_until
 
 AGENTS, TURNS, ANSWER_TOKENS = ("anna", "boris", "clara"), 3, 12
+ANSWER_TOKENS_LONG = 400
 ATTEMPTS_MAX = 40
 INJECTIONS, INJECTIONS_NIGHTLY = 12, 500
 OPERATIONS_BETWEEN_MAX = 20
@@ -197,6 +202,43 @@ def test_unrecoverable_device_ends_the_process_at_once(thread):
     fail(engine_thread)
 
     assert len(ends) == 1
+
+
+def test_error_raised_while_a_turn_gets_its_cache_ends_all_turns(tmp_path, model, monkeypatch):
+    """It may be the stored error of the step that other turns wait for."""
+    with running(tmp_path, model) as service, ThreadPoolExecutor(1) as threads:
+        engine = service.node.resources.engine
+        ask(service, question("boris", 0), agent="boris", max_tokens=2)
+        long = threads.submit(
+            ask, service, question("anna", 0), agent="anna", max_tokens=ANSWER_TOKENS_LONG
+        )
+        wait_until(lambda: engine.active_count)
+
+        def fails(*_):
+            assert engine.active_count, "the other turn decodes"
+            raise RuntimeError(MESSAGE)
+
+        monkeypatch.setattr(ResidentCache, "rewind", fails)
+        short = ask(service, question("boris", 0), agent="boris", max_tokens=2)
+
+        assert isinstance(long.result().events[-1], Failed)
+        assert isinstance(short.events[-1], Failed)
+        assert engine.failures_count == 1
+
+
+def test_error_raised_by_the_state_of_a_trimmed_end_is_the_devices():
+    sequence, events = make_sequence(4)
+    sequence.trimmed = TrimmedEnd(True, 0)
+    for text, count in (("word", 4), ("\n", 5)):
+        sequence.trimmed.follow(text, CacheMark(count, ()))
+
+    def fails(_):
+        raise RuntimeError(MESSAGE)
+
+    sequence.cache.take_marked = fails
+    with pytest.raises(DeviceError):
+        end(sequence, FinishReason.STOP)
+    assert events == []
 
 
 def test_sampled_token_outside_the_vocabulary_is_a_device_error(model):
