@@ -1,7 +1,6 @@
 """Several answers to one request through the official SDK: n, best_of, lists of prompts, echo."""
 
 import re
-import time
 from collections import defaultdict
 
 import mlx.core as mx
@@ -12,6 +11,7 @@ import router.http.sse
 from node.mlx.engine import Engine
 from tests.support.local_fabric import local_fabric
 from tests.support.samples import sample
+from tests.support.waiting import wait_until
 
 FACTS = " ".join(f"The vault code of number {n} is otter {n * 7}." for n in range(60))
 KV_ERROR_MAX = 0.3  # of a log probability, on average: the largest cost of 4-bit caches here
@@ -23,15 +23,6 @@ USER = [{"role": "user", "content": "The vault code of Mira is otter. The vault 
 def fabric(tmp_path_factory):
     with local_fabric(tmp_path_factory.mktemp("fabric"), "prose", "node-a", "node-b") as instance:
         yield instance
-
-
-def wait_until(holds):
-    """Wait until a condition holds."""
-    for _ in range(600):
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError
 
 
 def agents(fabric):

@@ -7,7 +7,6 @@ bytes for each character of a text with a single wide one.
 
 import json
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from tests.support.fabric_process import (
 )
 from tests.support.samples import sample
 from tests.support.up_fabric import running_up
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -144,7 +144,7 @@ class Fabric:
         for each in both:
             each.begin()
         answer = self.router.send(raw)
-        until(lambda: self.router.turns > 1 and self.router.pulses > 1)
+        wait_until(lambda: self.router.turns > 1 and self.router.pulses > 1)
         assert not self.router.failures
         assert self.router.silent_cpu_s <= SILENT_CPU_S_MAX
         return answer, [each.growth_bytes for each in both]
@@ -204,10 +204,3 @@ def test_memory_for_longest_accepted_body_is_proportional_to_its_size(fabric, na
     is_usual = fabric.context_tokens == USUAL
     allowed_bytes = GROWTH_BYTES_MAX if is_usual else factor * size + GROWTH_BYTES_MAX // 4
     assert max(grown_bytes) <= allowed_bytes, grown_bytes
-
-
-def until(holds):
-    end_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)

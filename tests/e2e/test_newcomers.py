@@ -1,20 +1,12 @@
 """A real fabric lends shared prefixes to a node without agents."""
 
-import time
-
 from router.client.client import Fabric
 from tests.support.local_fabric import local_fabric
+from tests.support.waiting import wait_until
 
 KEYS = {"one": "key-of-tenant-number-one"}
 SYSTEM = "Nobody knows why the library has a second bridge near the old harbour market. " * 24
 WAIT_S = 60.0
-
-
-def until(holds):
-    end_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end_s, "the condition never held"
-        time.sleep(0.05)
 
 
 def test_shared_prefixes_are_lent_to_new_node_and_returned_on_request(tmp_path):
@@ -27,7 +19,7 @@ def test_shared_prefixes_are_lent_to_new_node_and_returned_on_request(tmp_path):
             agent.generate(None, {"role": "system", "content": SYSTEM}, message, max_tokens=4)
         assert running.http.post("/v1/nodes/right/undrain").is_success
         leases = running.services["right"].node.moves.prefix_target.leases
-        until(lambda: leases.refs)
+        wait_until(lambda: leases.refs)
         for agent in agents:
             agent.share("agent")
         assert not leases.refs

@@ -12,6 +12,7 @@ from node.mlx.engine import Engine
 from tests.support.architectures import SMALL_ARCHITECTURES
 from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.tiny_models import write_model
+from tests.support.waiting import wait_until
 
 QUEUE_S = 2.0  # reached by few enough prompts on a fast machine, too
 PROMPT_WORDS = 8_000
@@ -52,7 +53,9 @@ def queue(fabric: LocalFabric, monkeypatch, node: str) -> Iterator[None]:
             words = [{"role": "user", "content": text}]
             pending.append(pool.submit(fabric.chat, words, f"queued-{len(pending)}", max_tokens=1))
             assert len(pending) <= PROMPTS_MAX
-            until(lambda: fabric.services[node].node.view().waiting >= before + len(pending) - 1)
+            wait_until(
+                lambda: fabric.services[node].node.view().waiting >= before + len(pending) - 1
+            )
         assert fabric.http.post(f"/v1/nodes/{other}/undrain").status_code == 200
         fabric.await_agents()
         yield
@@ -61,14 +64,6 @@ def queue(fabric: LocalFabric, monkeypatch, node: str) -> Iterator[None]:
         for each in pending:
             each.result()
         pool.shutdown()
-
-
-def until(holds) -> None:
-    for _ in range(600):
-        if holds():
-            return
-        threading.Event().wait(0.1)
-    raise AssertionError(holds)
 
 
 def test_next_turn_moves_to_the_idle_twin_and_five_in_a_row_stay(fabric, monkeypatch):

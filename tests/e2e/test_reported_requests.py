@@ -1,7 +1,6 @@
 """Requests that users of other servers report as refused or answered wrongly, on real nodes."""
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +9,7 @@ import httpx2
 import pytest
 
 from tests.support.local_fabric import LocalFabric, local_fabric
+from tests.support.waiting import wait_until
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 COMPLETIONS, GENERATE = "/v1/completions", "/v1/agents/{agent}/generate"
@@ -214,16 +214,8 @@ def test_disconnects_leave_nothing_running(fabric):
             if number % 4 == 3:
                 next(answer.iter_bytes())
     assert fabric.chat(CONVERSATION, "after").text.strip().startswith("otter lantern quartz")
-    until(lambda: not service.node.live_turns)
+    wait_until(lambda: not service.node.live_turns)
     assert service.node.resources.engine.budget.reserved_bytes == 0
-
-
-def until(holds: Any) -> None:
-    for _ in range(6_000):
-        if holds():
-            return
-        threading.Event().wait(0.01)
-    pytest.fail("nothing happened for a minute")
 
 
 def test_answers_are_unaffected_by_other_conversations(fabric):

@@ -1,6 +1,5 @@
 """A tenant at a router with a real node: many requests at once, and an abandoned one."""
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import pytest
 from node.mlx.engine import Engine
 from tests.support.local_fabric import LocalFabric, local_fabric
 from tests.support.samples import sample
+from tests.support.waiting import wait_until
 
 ALICE, BOB = "key-of-alice-0123456789", "key-of-bob-0123456789"
 STEP_S = 0.02
@@ -71,7 +71,9 @@ def test_tenant_over_its_share_gets_429_and_others_are_served(fabric):
 
         with ThreadPoolExecutor(CROWD) as threads:
             asking = [threads.submit(crowd, number) for number in range(CROWD)]
-            until(lambda: refused and fabric.services["only"].node.resources.engine.waiting_count)
+            wait_until(
+                lambda: refused and fabric.services["only"].node.resources.engine.waiting_count
+            )
             served = ask(alice, "mira", 2)
             are_left = not all(each.done() for each in asking)
         again = ask(bob, "bob-again", 2)
@@ -106,14 +108,7 @@ def test_disconnect_mid_stream_ends_turn_on_node(fabric, way):
             if way == "close":
                 http.close()  # the connection, in the middle of the answer
         http.close()
-    until(lambda: not node.live_turns)
+    wait_until(lambda: not node.live_turns)
 
     assert len(sequence.answer_ids) - shown <= 2.0 / STEP_S, "the whole answer was generated"
     assert node.resources.engine.budget.reserved_bytes == 0
-
-
-def until(holds):
-    end_s = time.monotonic() + HANG_S
-    while not holds():
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.01)

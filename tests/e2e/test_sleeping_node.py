@@ -10,6 +10,7 @@ import pytest
 from router.limits import LEASE_S
 from tests.support.local_fabric import local_fabric
 from tests.support.tiny_models import ONE_LAYER, write_model
+from tests.support.waiting import wait_until
 
 IGNORE_END = {"ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "the cat sat on the mat and the dog sat on the log. " * 24}]
@@ -30,14 +31,6 @@ def on_loop(service, work):
     return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
 
 
-def until(condition):
-    deadline_s = time.monotonic() + 60
-    while not (value := condition()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    return value
-
-
 def test_agents_of_sleeping_node_are_served_elsewhere_until_it_wakes(fabric):
     first = fabric.chat(MESSAGES, agent="mira", max_tokens=8)
     service = fabric.services[first.node]
@@ -45,7 +38,7 @@ def test_agents_of_sleeping_node_are_served_elsewhere_until_it_wakes(fabric):
 
     before_s = time.monotonic()
     on_loop(service, sleep.leave())
-    until(lambda: states(fabric)[first.node] == "asleep")
+    wait_until(lambda: states(fabric)[first.node] == "asleep")
     left_s = time.monotonic() - before_s
     elsewhere = fabric.chat(MESSAGES, agent="mira", max_tokens=8)
 
@@ -55,7 +48,7 @@ def test_agents_of_sleeping_node_are_served_elsewhere_until_it_wakes(fabric):
     assert elsewhere.epoch > first.epoch
 
     on_loop(service, sleep.come_back())
-    until(lambda: states(fabric)[first.node] == "ready")
+    wait_until(lambda: states(fabric)[first.node] == "ready")
     again = fabric.chat(MESSAGES, agent="mira", max_tokens=8)
     assert (again.node, again.text) == (elsewhere.node, first.text)
 
@@ -69,13 +62,13 @@ def test_running_turn_is_saved_and_retried_elsewhere(fabric):
         running = pool.submit(
             fabric.chat, MESSAGES, agent="mira", max_tokens=200, extra_body=IGNORE_END
         )
-        until(lambda: len(service.node.live_turns))
+        wait_until(lambda: len(service.node.live_turns))
         on_loop(service, service.node.background.sleep.leave())
         with pytest.raises(openai.APIStatusError) as error:
             running.result()
 
     assert error.value.status_code == 503
     assert error.value.response.headers["retry-after"]
-    until(lambda: states(fabric)[where] == "asleep")
+    wait_until(lambda: states(fabric)[where] == "asleep")
     retried = fabric.chat(MESSAGES, agent="mira", max_tokens=200, extra_body=IGNORE_END)
     assert (retried.text, retried.node != where) == (whole.text, True)

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import itertools
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from tests.support.architectures import ARCHITECTURES
 from tests.support.failing_disk import CALLS, WRITES, FailingCalls
 from tests.support.services import ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
+from tests.support.waiting import wait_until
 
 SMALL = {**LLAMA, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
 WORDS = "the cat sat on the mat and the dog sat on the log. "
@@ -44,15 +44,6 @@ def cold_answer(model, tmp_path_factory):
 def view_of(service, agent: str):
     listed = call(service, ListAgents(), AgentList)
     return next(entry.view for entry in listed.agents if entry.view.agent == agent)
-
-
-def wait_until(holds) -> None:
-    """Wait until the node's own flusher has reached a state."""
-    for _ in range(6_000):
-        if holds():
-            return
-        time.sleep(0.01)
-    pytest.fail("nothing happened for a minute")
 
 
 def cool_all(service) -> None:

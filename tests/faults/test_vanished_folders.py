@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.turn.generation import CacheTier
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
+from tests.support.waiting import wait_until
 
 SMALL = {**LLAMA, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
 WORDS = "the cat sat on the mat and the dog sat on the log. "
@@ -38,14 +38,6 @@ def check_folders(service) -> bool:
 def view_of(service, agent: str):
     listed = call(service, ListAgents(), AgentList)
     return next((e.view for e in listed.agents if e.view.agent == agent), None)
-
-
-def wait_until(holds) -> None:
-    for _ in range(3_000):
-        if holds():
-            return
-        time.sleep(0.01)
-    pytest.fail("nothing happened for half a minute")
 
 
 def erase(service, agent: str, number: int = 1) -> EraseReceipt:

@@ -14,9 +14,9 @@ from fabric.limits import TERM_LEASE_S
 from node.runtime.workers import Workers
 from node.store import granted_terms
 from node.store.granted_terms import GrantedTerms
+from tests.support.clocks import ManualClock
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
-from tests.support.transfers import StoppedClock
 
 ANNA = AgentId("anna")
 LONG_S = 60.0
@@ -92,7 +92,7 @@ def test_restarted_node_remembers_its_granted_term(tmp_path, model):
 
 
 def test_lease_restarts_with_its_node(tmp_path):
-    clock, workers = StoppedClock(), Workers(1)
+    clock, workers = ManualClock(), Workers(1)
 
     async def life():
         before = GrantedTerms(tmp_path, workers, clock)

@@ -12,6 +12,7 @@ from fabric.net.ticket import issue_ticket, open_ticket
 from fabric.net.wire import Challenge, FetchRequest, Hello, Proof, Refusal, encode_frame
 from node.limits import OFFER_LIFE_MAX_S
 from tests.faults.fault_proxy import FaultProxy
+from tests.support.clocks import ManualClock
 from tests.support.transfers import (
     FINGERPRINT,
     KEY,
@@ -19,7 +20,6 @@ from tests.support.transfers import (
     SOURCE,
     TARGET,
     Shelf,
-    StoppedClock,
     answer_of,
     dialled,
     fetch,
@@ -201,7 +201,7 @@ def test_ticket_is_valid_for_its_named_target_only(shelf, server, port):
 
 
 def test_ticket_ends_on_expiry_withdrawal_or_server_stop(shelf):
-    clock = StoppedClock()
+    clock = ManualClock()
     server = serve(shelf, clock)
     port = server.addresses()[0].port
     ref = shelf.add(1_000)
@@ -220,7 +220,7 @@ def test_ticket_ends_on_expiry_withdrawal_or_server_stop(shelf):
 
 
 def test_long_copy_renews_its_ticket_up_to_a_limit(shelf):
-    clock = StoppedClock()
+    clock = ManualClock()
     server = serve(shelf, clock)
     port = server.addresses()[0].port
     ref = shelf.add(1_000)
@@ -237,7 +237,7 @@ def test_long_copy_renews_its_ticket_up_to_a_limit(shelf):
 
 
 def test_repeated_offer_renews_ticket_and_coexists_with_final_offer(shelf):
-    clock = StoppedClock()
+    clock = ManualClock()
     server = serve(shelf, clock)
     port = server.addresses()[0].port
     first, tail = shelf.add(1_000), shelf.add(500)

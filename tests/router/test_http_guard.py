@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -19,6 +18,7 @@ import router.serve
 from fabric.hosting import guarded_connection, lingering
 from fabric.hosting.connection_table import ConnectionSlots
 from fabric.hosting.guarded_connection import admit
+from tests.support.waiting import wait_until
 
 FEW = ConnectionSlots(12, 8, admitted=6)
 HANG_S = 60
@@ -162,13 +162,6 @@ def is_closed(sock):
         return True
 
 
-def until(condition):
-    end_s = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
-
-
 def test_unterminated_header_gets_431_at_limit(config):
     with served(config) as server, server.connect(b"GET / HTTP/1.1\r\nx: ") as sock:
         with suppress(OSError):
@@ -180,7 +173,7 @@ def test_unterminated_header_gets_431_at_limit(config):
         error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
         assert error["code"] == "headers_too_large"
         assert error["type"] == "invalid_request_error"
-        until(lambda: len(server.table) == 0)
+        wait_until(lambda: len(server.table) == 0)
 
 
 @pytest.mark.parametrize(
@@ -286,18 +279,20 @@ def test_unauthenticated_connections_are_dropped_first(config):
         mine = server.connect(head("/known", "GET", "x-owner: a"))
         assert answer_of(mine).startswith(OK)
         idle = [server.connect() for _ in range(40)]
-        until(lambda: len(server.table) <= FEW.unauthenticated_per_source + 1)
+        wait_until(lambda: len(server.table) <= FEW.unauthenticated_per_source + 1)
         mine.sendall(head("/known", "GET", "x-owner: a"))
         late = server.connect(head("/known", "GET", "x-owner: b"))
 
         assert answer_of(mine).startswith(OK)
         assert answer_of(late).startswith(OK)
-        until(lambda: sum(not is_closed(sock) for sock in idle) <= FEW.unauthenticated_per_source)
+        wait_until(
+            lambda: sum(not is_closed(sock) for sock in idle) <= FEW.unauthenticated_per_source
+        )
         for sock in (mine, late, *idle):
             sock.close()
         table = server.table  # in another thread, which may be inside the call
-        until(lambda: not (len(table) or table._unauthenticated or table._admitted))
-        until(lambda: table._heads_bytes == 0)
+        wait_until(lambda: not (len(table) or table._unauthenticated or table._admitted))
+        wait_until(lambda: table._heads_bytes == 0)
 
 
 def test_unauthenticated_connection_gets_grace_time_for_its_request(config, monkeypatch):
@@ -305,11 +300,11 @@ def test_unauthenticated_connection_gets_grace_time_for_its_request(config, monk
     with served(config, FEW) as server:
         slow = server.connect()
         idle = [server.connect() for _ in range(FEW.unauthenticated - 1)]
-        until(lambda: len(server.table) == FEW.unauthenticated)
+        wait_until(lambda: len(server.table) == FEW.unauthenticated)
         slow.sendall(head("/known", "GET", "x-owner: a"))
         assert answer_of(slow).startswith(OK)
         idle += [server.connect() for _ in range(4 * FEW.unauthenticated)]
-        until(lambda: sum(not is_closed(sock) for sock in idle) <= 2 * FEW.unauthenticated)
+        wait_until(lambda: sum(not is_closed(sock) for sock in idle) <= 2 * FEW.unauthenticated)
         assert not is_closed(slow)
         for sock in (slow, *idle):
             sock.close()
@@ -326,7 +321,7 @@ def test_owner_with_most_idle_connections_loses_them_first(config):
 
         assert not is_closed(rare)
         assert not is_closed(many[-1])
-        until(lambda: sum(not is_closed(sock) for sock in many) < FEW.admitted)
+        wait_until(lambda: sum(not is_closed(sock) for sock in many) < FEW.admitted)
         for sock in (rare, *many):
             sock.close()
 
@@ -335,7 +330,7 @@ def test_incomplete_request_heads_are_bounded_in_total(config, monkeypatch):
     monkeypatch.setattr("fabric.hosting.connection_table.HEADS_BYTES_MAX", 200_000)
     with served(config) as server:
         socks = [server.connect(b"GET / HTTP/1.1\r\nx: " + b"y" * 50_000) for _ in range(12)]
-        until(lambda: 0 < server.table._heads_bytes <= 200_000 and len(server.table) <= 4)
+        wait_until(lambda: 0 < server.table._heads_bytes <= 200_000 and len(server.table) <= 4)
 
         with server.connect(head()) as sock:
             assert answer_of(sock).startswith(OK)
@@ -370,8 +365,8 @@ def test_stalled_reader_is_dropped(config, monkeypatch):
 
     monkeypatch.setitem(globals(), "ROUTES", [Route("/large", large)])
     with served(config) as server, server.connect(head("/large")) as sock:
-        until(lambda: len(server.table) == 1)
-        until(lambda: len(server.table) == 0)
+        wait_until(lambda: len(server.table) == 1)
+        wait_until(lambda: len(server.table) == 0)
         assert len(read_all(sock)) < len(big)
 
 

@@ -1,4 +1,4 @@
-"""Clocks of routers under test: scaled real time, or time set by the test."""
+"""Clocks of tests: scaled real time, or time set by the test."""
 
 import time
 from dataclasses import dataclass

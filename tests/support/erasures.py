@@ -2,9 +2,6 @@
 
 import errno
 import itertools
-import time
-
-import pytest
 
 from fabric.control.erasure_calls import EraseAgent, EraseReceipt
 from fabric.control.node_calls import (
@@ -53,15 +50,6 @@ class Refusal:
             raise DiskError(message, errno.EIO)
 
         monkeypatch.setattr(AgentStore, name, call)
-
-
-def wait_until(holds):
-    """Wait until the node's own retries reach a state."""
-    for _ in range(WAIT_POLLS):
-        if holds():
-            return
-        time.sleep(0.01)
-    pytest.fail("nothing happened for a minute")
 
 
 def files(folder, *directories):

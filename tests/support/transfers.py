@@ -30,19 +30,6 @@ HASTE = FetchTimeouts(pause_s=0.02, rounds=3)
 BRIEF = FetchTimeouts(handshake_s=0.5, slice_s=0.5, pause_s=0.02, rounds=3)
 
 
-class StoppedClock:
-    """A clock that moves only when it is set."""
-
-    def __init__(self):
-        self.now_s = 1000.0
-
-    def monotonic_s(self):
-        return self.now_s
-
-    def wall_s(self):
-        return self.now_s
-
-
 class Shelf:
     """A BlockSource over a folder; payloads start at an odd offset of their files."""
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from contextlib import contextmanager
 from functools import partial
 
@@ -42,6 +41,7 @@ from tests.support.formats import PLACE, schema
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import write_model
+from tests.support.waiting import wait_until
 
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 90  # more than three blocks
 ANSWER_TOKENS = 340  # more than one further block
@@ -125,13 +125,6 @@ def copied_stream(source, target, agent, tokens=1, **more):
     stream.wait_for_token(tokens)
     copy(source, target, call(source, move_call(OfferMigration, target, agent), Offer))
     return stream
-
-
-def wait_until(holds):
-    deadline_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def wait_for_early_turn(service):

@@ -1,7 +1,6 @@
 """Answers that outgrow their reservation stay within the memory budget, wait, or end."""
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +33,7 @@ from tests.node.fake_engine import (
 from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, identity_of, running
 from tests.support.tiny_models import LLAMA, write_model
+from tests.support.waiting import wait_until
 
 ROOM_TOKENS = BLOCK_TOKENS
 ROOM_BYTES = ROOM_TOKENS * TOKEN_BYTES
@@ -263,13 +263,6 @@ def begin(service, name, prompt, max_tokens, resume=None):
         return [event async for event in service.node.turns.serve(request)]
 
     return asyncio.run_coroutine_threadsafe(read(), service._loop)
-
-
-def wait_until(holds):
-    end_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 @pytest.mark.nightly

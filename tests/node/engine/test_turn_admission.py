@@ -15,10 +15,10 @@ from node.engine.memory_budget import Reservation
 from node.limits import BLOCKED_POLL_S
 from node.tiers import restore
 from node.tiers.restore import load_layout
-from tests.support.erasures import wait_until
 from tests.support.on_loop import change
 from tests.support.services import TENANT, ask, call, identity_of, running
 from tests.support.tiny_models import ONE_LAYER, write_model
+from tests.support.waiting import wait_until
 
 WORDS = "the cat sat on the mat and the dog sat on the log. "
 BRIEF = {"max_tokens": 4, "ignore_eos": True}

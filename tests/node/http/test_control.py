@@ -23,7 +23,7 @@ from node.control_calls import ControlCalls
 from node.http.routes import ControlHttp
 from node.runtime.workers import Workers
 from node.store.granted_terms import GrantedTerms
-from tests.support.transfers import StoppedClock
+from tests.support.clocks import ManualClock
 
 pytestmark = pytest.mark.anyio
 KEY = b"k" * 32
@@ -38,7 +38,7 @@ class Answers:
     def __init__(self):
         self.received = []
         self.calls = ControlCalls.__new__(ControlCalls)
-        self.calls._terms = GrantedTerms(Path("unused"), Workers(1), StoppedClock())
+        self.calls._terms = GrantedTerms(Path("unused"), Workers(1), ManualClock())
         self.calls._answers = dict.fromkeys((SealAgent, CommitMigration, Flush), self._refuse)
 
     async def _refuse(self, call):

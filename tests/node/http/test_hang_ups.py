@@ -25,6 +25,7 @@ from node.http.routes import PromptQuestion, build_app, http_server
 from node.mlx.engine import Engine
 from tests.support.services import KEY, TENANT, identity_of, running
 from tests.support.tiny_models import ONE_LAYER, write_model
+from tests.support.waiting import wait_until
 
 STEP_S = 0.02
 STEPS_MAX = 50  # from hang-up to end; the whole turn would take half a minute
@@ -168,13 +169,6 @@ def test_turn_over_real_sockets_ends_at_hang_up_and_is_saved(service, slow, how)
     assert saved.tokens_count >= ended, "computed tokens are saved"
     assert node.resources.engine.budget.reserved_bytes == 0
     assert all(json.loads(line) for line in read.splitlines()[10:-1] if line.startswith(b"{"))
-
-
-def wait_until(holds):
-    end_s = time.monotonic() + HANG_S
-    while not holds():
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.01)
 
 
 @pytest.mark.anyio

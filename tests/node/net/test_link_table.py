@@ -11,7 +11,7 @@ from fabric.net.link_estimate import PING_EVERY_S, PROBE_REST_MIN_S, RESTING_BYT
 from fabric.net.links import Address, LinkKind, PeerList, PeerNode
 from node.limits import LINKS_REPORTED_MAX
 from node.net.link_table import LINKS_MAX, LinkTable
-from tests.support.transfers import StoppedClock
+from tests.support.clocks import ManualClock
 
 PEER = NodeName("mac-b")
 CABLE = Address("10.88.0.2", 7, LinkKind.THUNDERBOLT, 10_000, "bridge0")
@@ -22,7 +22,7 @@ ALL = (WIFI, LAN, CABLE)
 
 @pytest.fixture
 def clock():
-    return StoppedClock()
+    return ManualClock()
 
 
 @pytest.fixture

@@ -20,12 +20,12 @@ from node.net.listeners import EVERYWHERE
 from node.net.probe import Caller, Measured
 from node.net.prober import LinkProber
 from tests.faults.fault_proxy import Fault, FaultProxy
+from tests.support.clocks import ManualClock
 from tests.support.transfers import (
     FINGERPRINT,
     KEY,
     SOURCE,
     TARGET,
-    StoppedClock,
     closed_port,
     fetch,
     impostor,
@@ -33,6 +33,7 @@ from tests.support.transfers import (
     offer,
     serve,
 )
+from tests.support.waiting import wait_until
 
 WAIT_S = 30.0
 CALLER = Caller(TARGET, KEY, FINGERPRINT)
@@ -63,13 +64,6 @@ def prober():
     yield make
     for one in probers:
         one.stop()
-
-
-def until(holds):
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def views(table):
@@ -119,11 +113,11 @@ def test_probe_is_refused_during_a_transfer(port, server, shelf):
     with FaultProxy(("127.0.0.1", port), [Fault(stall_at=MIB)]) as proxy:
         fetching = threading.Thread(target=fetch_until_enough, args=[loopback(proxy.port)])
         fetching.start()
-        until(lambda: proxy.from_server and len(proxy.from_server[0]) >= 64 * KIB)
+        wait_until(lambda: proxy.from_server and len(proxy.from_server[0]) >= 64 * KIB)
         busy = CALLER.measure(SOURCE, loopback(port), MIB)
         enough.set()
         fetching.join()
-    until(lambda: CALLER.measure(SOURCE, loopback(port), MIB).moved_bytes == MIB)
+    wait_until(lambda: CALLER.measure(SOURCE, loopback(port), MIB).moved_bytes == MIB)
 
     assert (busy.problem, busy.moved_bytes, busy.is_probe_unfinished) == (None, 0, True)
     assert busy.rtt_s > 0
@@ -177,7 +171,7 @@ def test_prober_ranks_live_slow_and_dead_links(port, prober):
             lost = found["127.0.0.1", dead.port].reachable is False
             return lost and all(view.bytes_per_s for view in rates)
 
-        until(is_known)
+        wait_until(is_known)
         ranked = [address for address, _ in table.rank(SOURCE, addresses)]
         found = views(table)
 
@@ -192,10 +186,10 @@ def test_failed_link_is_rediscovered(port, server, shelf, prober):
         address = loopback(proxy.port)
         prober(table)
         table.set_peers([PeerNode(SOURCE, 1, (address,))])
-        until(lambda: table.views()[0].reachable)
+        wait_until(lambda: table.views()[0].reachable)
         table.failed(SOURCE, address)  # as a transfer with broken streams reports
         assert table.views()[0].reachable is False
-        until(lambda: table.views()[0].reachable)
+        wait_until(lambda: table.views()[0].reachable)
 
 
 class Recorder:
@@ -209,7 +203,7 @@ class Recorder:
         return Measured(rtt_s=0.001, moved_bytes=probe_bytes, seconds=3.0 if probe_bytes else 0.0)
 
 
-class SleepyClock(StoppedClock):
+class SleepyClock(ManualClock):
     """A clock that follows the machine's, and can sleep as a Mac's does."""
 
     def __init__(self):
@@ -244,12 +238,12 @@ def test_links_are_pinged_again_after_sleep_or_address_change(prober):
     def pings():
         return sum(probe_bytes == 0 for _, _, probe_bytes in recorder.measured)
 
-    until(lambda: pings() == 2)
+    wait_until(lambda: pings() == 2)
     clock.slept_s += 3600.0
-    until(lambda: pings() == 4)
+    wait_until(lambda: pings() == 4)
     interfaces.append("another cable")
     one._list_at_s = 0.0
-    until(lambda: pings() == 6)
+    wait_until(lambda: pings() == 6)
     assert changes == [("another cable",)]
     time.sleep(0.2)
     assert pings() == 6  # and no more
@@ -267,13 +261,13 @@ def test_wall_clock_change_does_not_cause_pings(prober):
     def pings():
         return sum(probe_bytes == 0 for _, _, probe_bytes in recorder.measured)
 
-    until(lambda: pings() == 1)
+    wait_until(lambda: pings() == 1)
     for jump_s in (3600.0, -86_400.0, 1e8):
         clock.set_s += jump_s
         time.sleep(0.1)
     assert pings() == 1
     clock.slept_s += 3600.0  # a sleep of the machine does cause a ping
-    until(lambda: pings() == 2)
+    wait_until(lambda: pings() == 2)
 
 
 def test_refused_probe_is_reported_to_the_table(prober):
@@ -290,7 +284,7 @@ def test_refused_probe_is_reported_to_the_table(prober):
     table = Table(SystemClock())
     prober(table, busy)
     table.set_peers([PeerNode(SOURCE, 1, (loopback(1),))])
-    until(lambda: table.refused == 1)
+    wait_until(lambda: table.refused == 1)
 
 
 def test_transfer_updates_the_table_and_uses_its_ranking(port, server, shelf):

@@ -14,10 +14,10 @@ from node.net.connections import Connections
 from node.net.link_reservations import NominalLinks
 from node.transfer.urgency_gate import STUCK_S, UrgencyGate
 from tests.faults.fault_proxy import Fault, FaultProxy
+from tests.support.clocks import ManualClock
 from tests.support.transfers import (
     HASTE,
     Catch,
-    StoppedClock,
     closed_port,
     fetch,
     loopback,
@@ -257,7 +257,7 @@ def test_urgent_blocks_go_first_and_others_still_arrive(shelf, server):
     ],
 )
 def test_sender_waits_for_more_urgent_ones_on_its_link(mine, others, link, age_s, waits):
-    clock = StoppedClock()
+    clock = ManualClock()
     gate = UrgencyGate(clock.monotonic_s)
 
     with gate.sending(link, others), gate.sending("a", mine) as sender:

@@ -1,7 +1,6 @@
 """Encryption at rest: nothing readable on disk, nothing lost, every change detected."""
 
 import random
-import time
 import tracemalloc
 from contextlib import suppress
 
@@ -27,6 +26,7 @@ from tests.support.blocks import FINGERPRINT, make_block, make_spec
 from tests.support.services import KEY, ask, call, migrate, running
 from tests.support.small_node import SMALL
 from tests.support.tiny_models import LLAMA, write_model
+from tests.support.waiting import wait_until
 
 CANARY = "otter lantern quartz"
 OTHER_KEY = b"o" * 32
@@ -222,14 +222,6 @@ def test_interrupted_encryption_continues_after_restart(model, tmp_path, monkeyp
     monkeypatch.undo()
     with running(tmp_path, model, encrypt_at_rest=True) as sealed:
         wait_until(lambda: text not in read_all_files(root))
-
-
-def wait_until(holds):
-    for _ in range(6_000):
-        if holds():
-            return
-        time.sleep(0.01)
-    pytest.fail("nothing happened for a minute")
 
 
 def test_disk_is_plain_without_the_setting(tmp_path):

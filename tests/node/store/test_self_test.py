@@ -1,7 +1,6 @@
 """The self-test disables reuse for wrong memory, but not for a disk that refuses."""
 
 import errno
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from tests.support.failing_disk import WRITES, FailingCalls
 from tests.support.services import ask, running
 from tests.support.small_node import BRIEF, SMALL, WORDS
 from tests.support.tiny_models import write_model
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +24,6 @@ def model(tmp_path_factory):
 def retry_soon(monkeypatch):
     monkeypatch.setattr("node.upkeep.FLUSH_IDLE_S", 0.05)
     monkeypatch.setattr("node.self_test.FLUSH_IDLE_S", 0.05)
-
-
-def wait_until(holds):
-    for _ in range(6_000):
-        if holds():
-            return
-        time.sleep(0.01)
-    pytest.fail("nothing happened for a minute")
 
 
 def test_full_disk_during_start_does_not_disable_reuse(model, tmp_path, monkeypatch):

@@ -25,10 +25,10 @@ from tests.support.erasures import (
     agents,
     blocks,
     erase,
-    wait_until,
 )
 from tests.support.services import KEY, TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA, write_model
+from tests.support.waiting import wait_until
 
 DAY_S = 86_400.0
 

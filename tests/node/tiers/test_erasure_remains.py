@@ -28,12 +28,12 @@ from tests.support.erasures import (
     agents,
     erase,
     files,
-    wait_until,
 )
 from tests.support.failing_disk import FailingCalls
 from tests.support.services import KEY, TENANT, ask, call, running
 from tests.support.small_node import on_loop
 from tests.support.tiny_models import LLAMA, write_model
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

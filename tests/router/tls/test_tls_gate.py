@@ -5,7 +5,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 
 import pytest
 import uvicorn
@@ -20,6 +19,7 @@ from fabric.hosting.connection_table import ConnectionSlots, ConnectionTable
 from fabric.settings import TlsSettings
 from router.tls.contexts import read_router_keys
 from tests.support.keys import make_keys
+from tests.support.waiting import wait_until
 
 FEW = ConnectionSlots(12, 8, admitted=6)
 HANG_S = 60
@@ -74,13 +74,6 @@ def answer(sock, request=GET):
     return raw
 
 
-def until(holds):
-    deadline_s = time.monotonic() + HANG_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "timed out"
-        time.sleep(0.02)
-
-
 def is_closed(sock):
     try:
         return sock.recv(1) == b""
@@ -97,7 +90,7 @@ def test_requests_are_answered_and_connections_released(server, keys):
 
     assert json.loads(first.partition(b"\r\n\r\n")[2]) == {"scheme": "https", "bytes": 0}
     assert json.loads(second.partition(b"\r\n\r\n")[2])["bytes"] == len(body)
-    until(lambda: len(server.table) == 0)
+    wait_until(lambda: len(server.table) == 0)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x16\x03\x01\x02\x00\x01", b"\x16" * 5000])
@@ -105,9 +98,9 @@ def test_missing_handshake_times_out(server, keys, monkeypatch, data):
     monkeypatch.setattr(tls_gate, "HANDSHAKE_TIMEOUT_S", 0.5)
     with socket.create_connection(server.address, timeout=HANG_S) as sock:
         sock.sendall(data)
-        until(lambda: is_closed(sock))
+        wait_until(lambda: is_closed(sock))
 
-    until(lambda: len(server.table) == 0)
+    wait_until(lambda: len(server.table) == 0)
     with tls_to(server, keys) as sock:
         assert b"200 OK" in answer(sock)
 
@@ -121,13 +114,13 @@ def test_clear_text_client_gets_https_required(server, keys, data):
     head, _, body = raw.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert json.loads(body)["error"]["code"] == tls_gate.HTTPS_REQUIRED
-    until(lambda: len(server.table) == 0)
+    wait_until(lambda: len(server.table) == 0)
 
 
 def test_silent_connections_do_not_block_tls_clients(server, keys):
     silent = [socket.create_connection(server.address, timeout=HANG_S) for _ in range(40)]
     try:
-        until(lambda: sum(map(has_ended, silent)) >= 32)
+        wait_until(lambda: sum(map(has_ended, silent)) >= 32)
         assert len(server.table) <= FEW.unauthenticated_per_source
         with tls_to(server, keys) as sock:
             assert b"200 OK" in answer(sock)
