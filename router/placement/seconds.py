@@ -1,12 +1,12 @@
 """Cost of each option to serve a turn, in seconds. Pure.
 
-    C(i) = wait_i + bring_i + min(U/P_i, load_i + U_c/P_i) + decode(i) + delay_i + evict_i
-         + (i is not home) · h + (i has its share) · s + risk_i + price_i
+    C(i) = wait_i + bring_i + min(U/P_i, load_i + U_c/P_i) + decode(i)/4 + delay_i + evict_i
+         + (i has its share) · s + risk_i + price_i
 
-U: tokens of the prompt; U_c: those that node i has not cached; P_i: its prefill speed; h: the
-stickiness to the agent's home node; s: the turn's work once more, or 2h while turns run. `Terms`
-has what each of them means. Moves are compared in seconds too: comparing blocks or cache hits would
-send work to slow nodes.
+U: tokens of the prompt; U_c: those that node i has not cached; P_i: its prefill speed; s: the
+turn's work once more, or two margins of stickiness while turns run. `Terms` has what each of them
+means. Among costs within `tie_limit_s` of the best, the agent's home wins. Moves are compared in
+seconds too: comparing blocks or cache hits would send work to slow nodes.
 """
 
 import math

@@ -102,7 +102,7 @@ class ChangesApi:
 
     async def _news(self, request: FollowRequest) -> FollowAnswer:
         """Return the changes that a standby lacks; its next request acknowledges their version."""
-        log, names = self._log, request.version if request.life == self._log.life else 0
+        log = self._log
         version, has_more = log.version, False
         pieces: list[FilePiece] = []
         gone_files: list[str] = []
@@ -110,10 +110,11 @@ class ChangesApi:
             news = await asyncio.to_thread(self._files.news, request.files)
             pieces, gone_files, has_more = news
         if has_more:
-            version = names  # what is acknowledged includes all files of that version
+            # An acknowledged version includes all of its files.
+            version = request.version if request.life == log.life else 0
         changes = log.since(request.life, request.version)
         items: list[bytes] = []
-        left_bytes, complete = SHADOW_BYTES_MAX, version
+        left_bytes, complete_version = SHADOW_BYTES_MAX, version
         for name in changes.names:
             if left_bytes <= 0:
                 has_more = True
@@ -121,9 +122,9 @@ class ChangesApi:
             raw = self._store.encoded(name)
             items += [] if raw is None else [raw]
             left_bytes -= len(raw or b"")
-            complete = log.version_of(name)
+            complete_version = log.version_of(name)
         if left_bytes <= 0 and has_more:
-            version = min(version, complete)
+            version = min(version, complete_version)
         return FollowAnswer(
             life=log.life,
             version=version,
