@@ -138,7 +138,7 @@ def run_step(step: Step, *, quick: bool) -> Result:
         )
         verdict, detail = step.judge(done.returncode, done.stdout or done.stderr)
     except subprocess.TimeoutExpired:
-        verdict, detail = "failed", f"not over after {STEP_TIMEOUT_S:.0f} s"
+        verdict, detail = "failed", f"did not finish within {STEP_TIMEOUT_S:g} s"
     seconds = time.monotonic() - began_s
     swapped_mib = used_swap_mib() - swapped
     return Result(step.name, step.shows, verdict, detail, round(seconds, 1), round(swapped_mib, 1))

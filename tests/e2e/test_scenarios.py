@@ -226,10 +226,14 @@ def turns_of(transcript):
     return [(u["phase"], u["round"], u["speaker"], u["text"]) for u in transcript]
 
 
-def test_run_is_followed_from_any_event(fabric):
-    body = {"scenario": "prisoners-dilemma", "as": "router", "run": "dilemma"}
-    started = fabric.http.post("/v1/scenarios", json=body)
+def start_dilemma(http, name):
+    body = {"scenario": "prisoners-dilemma", "as": name, "run": name}
+    started = http.post("/v1/scenarios", json=body)
     assert started.status_code == 202, started.text
+
+
+def test_run_is_followed_from_any_event(fabric):
+    start_dilemma(fabric.http, "dilemma")
     first = follow(fabric.http, "dilemma", until="phase.ended")
     rest = follow(fabric.http, "dilemma", after=first[-1][2])
     shown = fabric.http.get("/v1/scenarios/dilemma").json()
@@ -276,8 +280,9 @@ def test_run_is_cancelled_and_deleted(fabric):
 
 
 def test_run_continues_after_router_restart(fabric):
-    body = {"scenario": "prisoners-dilemma", "as": "again", "run": "again"}
-    fabric.http.post("/v1/scenarios", json=body).raise_for_status()
+    start_dilemma(fabric.http, "undisturbed")
+    follow(fabric.http, "undisturbed")
+    start_dilemma(fabric.http, "again")
     before = follow(fabric.http, "again", until="phase.ended")
     fabric.restart_router()
     events = follow(fabric.http, "again")
@@ -285,6 +290,6 @@ def test_run_continues_after_router_restart(fabric):
     assert events[-1][1]["holds"] is True
     assert sum(name == "turn.ended" for name, *_ in events) == 25
     assert sum(name == "turn.began" for name, *_ in events) <= 25 - done
-    whole = fabric.http.get("/v1/scenarios/dilemma").json()
+    whole = fabric.http.get("/v1/scenarios/undisturbed").json()
     again = fabric.http.get("/v1/scenarios/again").json()
     assert turns_of(again["runs"][0]["transcript"]) == turns_of(whole["runs"][0]["transcript"])
