@@ -16,6 +16,7 @@ Rule: TypeAlias = tuple[bool, str, str]
 SHARES: Final = "node.tenants"
 WEIGHTS: Final = "router.tenant_weights"
 LIMITS: Final = "router.tenant_limits"
+_TENANTS_MAX: Final = f"must name at most {TENANT_SHARES_MAX} tenants"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class TenantLimits:
     """Limits of one tenant in the whole fabric; None: no limit of its own."""
 
     turns: int | None = None  # that run or wait at once
-    tokens_per_minute: int | None = None  # computed: of prompts without what is cached, and answers
+    tokens_per_minute: int | None = None  # computed: uncached prompt tokens and answer tokens
 
 
 def parse_tenant(name: object) -> TenantId:
@@ -37,7 +38,11 @@ def parse_tenant(name: object) -> TenantId:
 
 def share_rules(tenants: Mapping[str, TenantShare]) -> Iterator[Rule]:
     """Yield the rules of tenants' shares of RAM and disk."""
-    yield len(tenants) <= TENANT_SHARES_MAX, SHARES, f"must be at most {TENANT_SHARES_MAX}"
+    yield (
+        len(tenants) <= TENANT_SHARES_MAX,
+        SHARES,
+        _TENANTS_MAX,
+    )
     for tenant, share in tenants.items():
         where = f"{SHARES}.{tenant}"
         floor = share.floor if share.floor is not None else 0.0
@@ -55,7 +60,11 @@ def share_rules(tenants: Mapping[str, TenantShare]) -> Iterator[Rule]:
 
 def weight_rules(weights: Mapping[str, float]) -> Iterator[Rule]:
     """Yield the rules of tenants' weights in the router's queues."""
-    yield len(weights) <= TENANT_SHARES_MAX, WEIGHTS, f"must be at most {TENANT_SHARES_MAX}"
+    yield (
+        len(weights) <= TENANT_SHARES_MAX,
+        WEIGHTS,
+        _TENANTS_MAX,
+    )
     for tenant, weight in weights.items():
         is_weight = TENANT_WEIGHT_MIN <= weight <= TENANT_WEIGHT_MAX
         between = f"must be {TENANT_WEIGHT_MIN:g}-{TENANT_WEIGHT_MAX:g}"
@@ -64,7 +73,7 @@ def weight_rules(weights: Mapping[str, float]) -> Iterator[Rule]:
 
 def limit_rules(limits: Mapping[str, TenantLimits]) -> Iterator[Rule]:
     """Yield the rules of tenants' limits."""
-    yield len(limits) <= TENANT_SHARES_MAX, LIMITS, f"must be at most {TENANT_SHARES_MAX}"
+    yield len(limits) <= TENANT_SHARES_MAX, LIMITS, _TENANTS_MAX
     for tenant, each in limits.items():
         for name in ("turns", "tokens_per_minute"):
             number = getattr(each, name)

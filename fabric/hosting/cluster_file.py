@@ -22,7 +22,7 @@ def read_cluster_file(path: Path) -> dict[str, Any]:
         message = f"{path} is nested too deeply"
         raise RejectedError(message, code=_CODE) from None
     if not isinstance(content, dict):
-        message = f"{path} is not a cluster file: it has no keys"
+        message = f"{path} is not a cluster file: its top level must be a mapping"
         raise RejectedError(message, code=_CODE)
     return content
 

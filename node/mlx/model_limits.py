@@ -32,7 +32,10 @@ class ModelLimits:
     def check_triable(self) -> None:
         """Raise FatalError for a model with fewer tokens or positions than the trials use."""
         if min(self.vocabulary_size, self.positions_max) < _TRIED_MIN:
-            message = f"the model has {self.vocabulary_size} tokens, {self.positions_max} positions"
+            message = (
+                f"the model has {self.vocabulary_size} tokens and {self.positions_max} positions, "
+                f"but at least {_TRIED_MIN} of each are needed"
+            )
             raise FatalError(message, code="unsupported_model")
 
     def check_tokens(self, tokens: Sequence[int]) -> None:

@@ -62,7 +62,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
 def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e9:
-        message = f"{text} must be positive"
+        message = f"{text} must be above 0 and below 1e9"
         raise argparse.ArgumentTypeError(message)
     return value
 

@@ -54,7 +54,7 @@ from router.prompt import chat_prompt
 
 _TOOL: Final = AnyTool(
     {"function": FUNCTION_TOOL, "custom": only("custom", ObjectOf(CustomTool))},
-    "functions and custom tools are called, not {}",
+    "must be a function or a custom tool, not {}",
     declares="function",
 )
 _OLD_CALLS: Final = Unsupported("use tools and tool_choice")
@@ -80,7 +80,7 @@ class ChatBody(ThinkingBody):
     tools: list[Function | CustomTool | HostedTool] = optional(ArrayOf(_TOOL, TOOLS_MAX), ())
     tool_choice: ToolChoice | None = optional(TOOL_CHOICE)
     parallel_tool_calls: bool = optional(Flag(), True)
-    best_of: Any = optional(Unsupported("chats have n", (1,), Integer(1, 1).schema()))
+    best_of: Any = optional(Unsupported("use n", (1,), Integer(1, 1).schema()))
     functions: Any = optional(_OLD_CALLS)
     function_call: Any = optional(_OLD_CALLS)
     web_search_options: Any = optional(AnyValue())
@@ -193,7 +193,7 @@ def _continues(body: ChatBody, messages: Sequence[Message]) -> bool:
     """Return whether to continue the last message instead of answering it."""
     named, opens = "continue_final_message", "add_generation_prompt"
     if body.continue_final_message and body.add_generation_prompt:
-        refuse(named, f"{opens} asks for a new message")
+        refuse(named, f"excludes {opens}: set one of them")
     reasons = {
         named: body.continue_final_message,
         opens: body.add_generation_prompt is False,

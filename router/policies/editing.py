@@ -31,10 +31,10 @@ class InvalidEditError(Exception):
 def check_result(before: Sequence[Message], after: Any) -> tuple[Message, ...]:
     """Return a policy's result as messages; raise InvalidEditError if it is invalid."""
     if not isinstance(after, (list, tuple)):
-        message = "did not return a list"
+        message = "did not return a list of messages"
         raise InvalidEditError(message)
     if not 0 < len(after) <= MESSAGES_MAX:
-        message = f"returned {len(after)} messages"
+        message = f"returned {len(after)} messages, not 1 to {MESSAGES_MAX}"
         raise InvalidEditError(message)
     original_ids = {id(each) for each in before}
     edited = tuple(each if id(each) in original_ids else _rebuilt(each) for each in after)

@@ -13,9 +13,9 @@ from router.policies.policy import EditPolicy, PolicyTurn, in_strides, require_w
 _OPENS: Final = "[Dropped here: "
 _ARGUMENT_CHARS: Final = 200  # of the remaining call; longer arguments are dropped
 _NOUNS: Final = (
-    (MessageRole.USER, "of the user"),
+    (MessageRole.USER, "user messages"),
     (MessageRole.ASSISTANT, "answers"),
-    (MessageRole.TOOL, "results of tools"),
+    (MessageRole.TOOL, "tool results"),
 )
 
 
@@ -61,7 +61,7 @@ class SummarizeToStub(EditPolicy):
         return [
             *messages[:start],
             *kept,
-            *_one_for_all(steps[start], messages, dropped),
+            *_stub_exchange(steps[start], messages, dropped),
             *messages[end:],
         ]
 
@@ -72,7 +72,7 @@ def _split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Mess
     return kept, [each for each in messages if each.role is not MessageRole.SYSTEM]
 
 
-def _one_for_all(
+def _stub_exchange(
     step: Exchange, messages: Sequence[Message], dropped: Sequence[Message]
 ) -> tuple[Message, Message]:
     """Return one call with one result in place of many: models imitate what they see."""

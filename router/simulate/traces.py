@@ -162,7 +162,7 @@ def _flag(item: Mapping[str, Any], name: str) -> bool:
 def _count(item: Mapping[str, Any], name: str) -> int:
     value = item.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        message = f"{name} must be a whole number from 1, not {value!r}"
+        message = f"{name} must be a whole number of at least 1, not {value!r}"
         raise ValueError(message)
     return value
 
@@ -170,7 +170,7 @@ def _count(item: Mapping[str, Any], name: str) -> int:
 def _seconds(item: Mapping[str, Any], name: str) -> float:
     value = item.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
-        message = f"{name} must be milliseconds, not {value!r}"
+        message = f"{name} must be milliseconds from 0 to 1e12, not {value!r}"
         raise ValueError(message)
     return value / 1000
 

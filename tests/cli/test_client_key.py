@@ -77,7 +77,7 @@ def test_key_argument_precedes_environment_with_a_warning(monkeypatch):
         (f"alice: {KEY}", 0o640, "others may read it"),
         ("short", 0o600, "at least 16 characters"),
         ("", 0o600, "at least 16 characters"),
-        (f"- {KEY}", 0o600, "it has no keys"),
+        (f"- {KEY}", 0o600, "its top level must be a mapping"),
         (f"alice: {KEY}\nbob: {KEY}", 0o600, "this is the key of api_keys.alice, too"),
     ],
 )

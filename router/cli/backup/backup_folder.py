@@ -149,7 +149,7 @@ def _parse(raw: bytes) -> BackupList:
     plain: Any = parse_json(raw, BACKUP_AGENTS_MAX * _VALUES_PER_AGENT)
     version = plain.get("format") if isinstance(plain, dict) else None
     if version != FORMAT:
-        message = f"its format is {version!r}, and this macfabric reads {FORMAT!r}"
+        message = f"its format is {version!r}, but this version reads only {FORMAT!r}"
         raise RejectedError(message)
     contents: BackupList = from_plain(BackupList, plain, LIST)
     for agent in contents.agents:

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from fabric.errors import RejectedError
+from fabric.limits import MESSAGES_MAX
 from fabric.settings import PolicySettings, RouterSettings, parse_settings
 from fabric.turn.messages import MessageRole
 from router.policies import foreign_calls
@@ -73,8 +74,8 @@ async def test_equivalent_message_types_are_normalized():
     [
         (custom("Failing"), "raised KeyError"),
         (custom("Exiting"), "raised SystemExit"),
-        (custom("Returning", what="nothing"), "did not return a list"),
-        (custom("Returning", what="no messages"), "returned 0 messages"),
+        (custom("Returning", what="nothing"), "did not return a list of messages"),
+        (custom("Returning", what="no messages"), f"returned 0 messages, not 1 to {MESSAGES_MAX}"),
         (custom("Returning", what="texts"), "returned an item that is not a message"),
         (custom("Returning", what="a wrong type"), "returned an item that is not a message"),
         (custom("Returning", what="a subclass"), "returned an item that is not a message"),

@@ -190,7 +190,7 @@ def test_old_turns_become_a_stub_before_kept_turns():
     messages += [user("last")]
     edited = SummarizeToStub(turns=2, every=1).transform(messages, TURN)
 
-    stub = "[Dropped here: 4 earlier messages (2 of the user, 2 answers), 40 characters]\n\n"
+    stub = "[Dropped here: 4 earlier messages (2 user messages, 2 answers), 40 characters]\n\n"
     assert texts(edited)[:4] == ["be brief", "rule 0", "rule 1", stub + "question 2"]
     assert list(edited[4:]) == messages[8:]
 
@@ -199,7 +199,7 @@ def test_old_steps_of_long_turn_become_one_call_with_a_stub():
     messages = loop(5, "y" * 100)
     edited = SummarizeToStub(steps=2, every=1).transform(messages, TURN)
 
-    stub = "[Dropped here: 6 earlier messages (3 answers, 3 results of tools), 324 characters]"
+    stub = "[Dropped here: 6 earlier messages (3 answers, 3 tool results), 324 characters]"
     assert edited == [*messages[:2], messages[2], result("c0", stub), *messages[8:]]
 
 

@@ -108,7 +108,7 @@ def test_continuing_row_computes_only_its_new_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("{}\n", "input_length must be a whole number from 1"),
+        ("{}\n", "input_length must be a whole number of at least 1"),
         ("[]\n", "must be an object"),
         ("not json\n", "Expecting value"),
         (row([1, 2]) | {"input_length": 512}, "512 tokens are 1 hash_ids"),
