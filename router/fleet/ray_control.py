@@ -84,7 +84,7 @@ def disconnect() -> None:
 class Driver:
     """Client of Ray in this process, which can leave the cluster and rejoin it.
 
-    Calls wait meanwhile, as a call would end the whole process, and calls in progress are lost.
+    While it is outside, calls wait, as Ray would end the process; calls in progress are lost.
     Dropping a reference to a pending result while the driver leaves would end the process too, so
     all references are kept until it has left, including those of cancelled calls.
     """

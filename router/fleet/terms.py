@@ -53,7 +53,7 @@ class Round:
 
     @property
     def wait_s(self) -> float:
-        """Return when enough leases are over for another trial, by the answers; 0 if unknown."""
+        """Return the seconds until enough leases are over for another trial; 0 if unknown."""
         waits = sorted(
             0.0 if answer.granted else answer.left_s
             for answer in self.answers.values()
@@ -99,9 +99,9 @@ class RouterTerms:
     def begin(self, now_s: float, *, is_trial: bool, is_forced: bool = False) -> Round:
         """Begin a round: for more time in this router's term, or for the next one.
 
-        A forced round is won by any voter's grant: an operator vouches for the absent ones. A
-        voter that granted this term, or a later one, to another router, which few others did,
-        obeys this one again once it has a term above that.
+        A forced round is won by any voter's grant: an operator vouches for the absent ones. If a
+        minority granted this term or a later one to another router, a higher one is requested,
+        so that those voters obey this router again.
         """
         is_latest = self.highest.term <= self._term and not self._is_disputed
         is_current = self.held(now_s) is not None and is_latest

@@ -43,9 +43,9 @@ def choose(
 
 
 def _stay_or_move(stay: Option, moves: Sequence[Option]) -> Option:
-    """Choose the move to the first token that comes sooner by more than its price, or none.
+    """Choose the move with the earliest first token among those sooner than staying by their price.
 
-    The answer must not end later either.
+    Without one, stay. The answer must not end later either.
     """
     staying = stay.terms
     sooner = [
