@@ -85,7 +85,7 @@ class Launch:
     nodes: dict[NodeName, LaunchedNode] = field(default_factory=dict)
     _deaths: dict[NodeName, Deaths] = field(default_factory=dict)
     _scan_at_s: float = 0.0
-    _strange: set[str] = field(default_factory=set)
+    _warned_messages: set[str] = field(default_factory=set)
 
     @property
     def ready(self) -> list[LaunchedNode]:
@@ -174,7 +174,7 @@ class Launch:
             try:
                 answer = ray.get(reference)
                 if not node.is_ours:
-                    self._compare(node, answer)
+                    self._keep_or_replace(node, answer)
                     continue
                 reply = decode_reply(NodeView, answer)
             except ray.exceptions.RayActorError as error:
@@ -184,7 +184,7 @@ class Launch:
             else:
                 yield from self._on_reply(node, reply)
 
-    def _compare(self, node: LaunchedNode, origin: bytes) -> None:
+    def _keep_or_replace(self, node: LaunchedNode, origin: bytes) -> None:
         """Keep an actor with the same start options; replace any other."""
         import ray
 
@@ -260,8 +260,8 @@ class Launch:
         _log.info("%s: %d nodes", how, len(done))
 
     def _warn_once(self, message: str) -> None:
-        if message not in self._strange:
-            self._strange.add(message)
+        if message not in self._warned_messages:
+            self._warned_messages.add(message)
             _log.warning("%s", message)
 
 

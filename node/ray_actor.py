@@ -30,8 +30,8 @@ from fabric.errors import FabricError, FatalError, StartFailedError
 from fabric.hosting.log_files import (
     ENDING,
     LOGS_FOLDER,
+    add_log_file,
     node_log,
-    write_log_file,
 )
 from fabric.hosting.process import keep_pauses_short
 from fabric.hosting.tracing import begin_tracing, end_tracing
@@ -198,7 +198,7 @@ def _begin_log(start: NodeStart) -> Any:
 
     stem = Path(start.data_dir).expanduser().parent.parent / LOGS_FOLDER / node_log(start.name)
     before = take_log(stem.with_name(f"{stem.name}{ENDING}"))
-    write_log_file(stem, start.name, start.log_format)
+    add_log_file(stem, start.name, start.log_format)
     return before
 
 

@@ -26,7 +26,7 @@ from fabric.turn.generation import (
     Sampling,
 )
 from node.background_loop import BackOff
-from node.limits import FLUSH_IDLE_S, SELF_TEST_RETRY_MAX_S
+from node.limits import FLUSH_IDLE_S, SELF_TEST_RETRY_S_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
@@ -121,7 +121,7 @@ class SelfTests:
         self._questions = questions
         self._turns = turns
         self._health = health
-        self._waits = BackOff(2 * FLUSH_IDLE_S, SELF_TEST_RETRY_MAX_S)
+        self._waits = BackOff(2 * FLUSH_IDLE_S, SELF_TEST_RETRY_S_MAX)
         self._retry_at_s = 0.0
         self.found = UNTESTED
         self.is_sure = False  # the test was conclusive

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fabric.errors import FabricError
-from fabric.hosting.log_files import ROUTER_LOG, write_log_file
+from fabric.hosting.log_files import ROUTER_LOG, add_log_file
 from fabric.hosting.process import raise_open_files_limit
 from fabric.hosting.tracing import begin_tracing, end_tracing
 from fabric.ids import parse_node_name
@@ -50,7 +50,7 @@ def main() -> int:
         data_dir = arguments.data_dir or default_data_dir(settings)
         keys = read_router_keys(Path(settings.keys_dir or data_dir).expanduser())
         folder = DataFolder(data_dir.expanduser())
-        write_log_file(folder.logs / ROUTER_LOG, ROUTER_LOG, settings.log_format)
+        add_log_file(folder.logs / ROUTER_LOG, ROUTER_LOG, settings.log_format)
         begin_tracing(settings.tracing, ROUTER_LOG)
         chosen = _with_operator_key(_overridden(settings, arguments), folder)
         with ExitStack() as opened:

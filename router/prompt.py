@@ -97,10 +97,14 @@ def tokens_prompt(ids: Sequence[int]) -> Prompt:
     """Return a prompt of token ids."""
     raw = array("I", ids).tobytes()
     opening = xxh3_64(raw[:_OPENING_BYTES]).intdigest()
-    count = round(len(ids) * BYTES_PER_TOKEN)
+    bytes_count = round(len(ids) * BYTES_PER_TOKEN)
     sketch, ends = sketch_text(raw), _ends_of_text(raw)
     return Prompt(
-        ids=tuple(ids), sketch=sketch, sketch_ends=ends, opening=opening, bytes_count=count
+        ids=tuple(ids),
+        sketch=sketch,
+        sketch_ends=ends,
+        opening=opening,
+        bytes_count=bytes_count,
     )
 
 

@@ -97,7 +97,7 @@ def node_log(name: str) -> str:
     return f"node.{name}"
 
 
-def write_log_file(stem: Path, process: str, form: str) -> Path | None:
+def add_log_file(stem: Path, process: str, form: str) -> Path | None:
     """Write what this process logs to a rotated file; return its path.
 
     Without a form, or if the folder cannot be written to, there is no file.

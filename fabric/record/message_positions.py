@@ -192,10 +192,10 @@ def _pack_row(message: MessagePosition) -> bytes:
 
 
 def _unpack_row(row: tuple[int, int, int, bytes, int, int, int]) -> MessagePosition:
-    role, is_edited, lead_chars, digest, chars, start, size_bytes = row
-    if role >= len(_ROLES) or is_edited > 1:
-        message = "a message has no known role or mark"
+    role, edited_flag, lead_chars, digest, chars, start, size_bytes = row
+    if role >= len(_ROLES) or edited_flag > 1:
+        message = "the role or the edit flag of a message is out of range"
         raise CorruptDataError(message)
     place_at = None if start == _NOWHERE else start
-    is_known = bool(is_edited)
-    return MessagePosition(_ROLES[role], digest, chars, place_at, size_bytes, lead_chars, is_known)
+    is_edited = bool(edited_flag)
+    return MessagePosition(_ROLES[role], digest, chars, place_at, size_bytes, lead_chars, is_edited)

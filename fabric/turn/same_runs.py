@@ -62,12 +62,12 @@ def same_runs(
     """
     runs: list[SameRun[Source]] = []
     covered_end = 0
-    for first, last in gaps:
-        covered_end = max(covered_end, first)
+    for start, end in gaps:
+        covered_end = max(covered_end, start)
         for chunk in chunks:
-            if chunk.end <= covered_end or chunk.start >= last:
+            if chunk.end <= covered_end or chunk.start >= end:
                 continue
-            best = _longest(prompt, (covered_end, last), chunk, tokens_of)
+            best = _longest(prompt, (covered_end, end), chunk, tokens_of)
             if best is not None and best.tokens_count >= tokens_min:
                 runs.append(best)
                 covered_end = best.new_end

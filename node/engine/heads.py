@@ -16,7 +16,7 @@ from typing import Final
 from fabric.limits import BLOCK_TOKENS
 from node.engine.delivery import emit_event
 from node.engine.sequence import Awaited, Head, Sequence
-from node.limits import HEAD_TOKENS_MIN, HEAD_WAIT_FACTOR, HEAD_WAIT_S_MIN
+from node.limits import HEAD_TOKENS_MIN, HEAD_WAIT_EXTRA_S, HEAD_WAIT_FACTOR
 
 _NONE: Final[tuple[Sequence, ...]] = ()
 
@@ -157,6 +157,6 @@ def _is_too_late(head: Head, end: int, now_s: float, tokens_per_s: float) -> boo
     if tokens_per_s <= 0:
         return False
     predicted_s = (end - head.stored_tokens) / tokens_per_s  # at the present speed
-    limit_s = HEAD_WAIT_S_MIN + HEAD_WAIT_FACTOR * predicted_s
+    limit_s = HEAD_WAIT_EXTRA_S + HEAD_WAIT_FACTOR * predicted_s
     head.waits = now_s - head.waits_since_s < limit_s
     return not head.waits

@@ -40,8 +40,8 @@ class BlockCheck:
         path = f"{DIRECTORY}/{leaf}"
         file_bytes = self.disk.size_bytes(path)
         require(file_bytes <= FILE_BYTES_MAX, "the file is longer than any block")
-        room = memoryview(bytearray(min(PREFIX_BYTES, file_bytes)))
-        prefix = bytes(room[: self.disk.read_into(path, 0, [room])])
+        buffer = memoryview(bytearray(min(PREFIX_BYTES, file_bytes)))
+        prefix = bytes(buffer[: self.disk.read_into(path, 0, [buffer])])
         header = read_block_header(prefix, file_bytes)
         require(
             (header.block_hash, header.group) == (name, group),
@@ -80,9 +80,9 @@ class _Pieces:
         self.end = b""
 
     def __iter__(self) -> Iterator[memoryview]:
-        room = memoryview(bytearray(min(PIECE_BYTES, self._file_bytes)))
+        buffer = memoryview(bytearray(min(PIECE_BYTES, self._file_bytes)))
         for offset in self._range:
-            piece = room[: self._file_bytes - offset]
+            piece = buffer[: self._file_bytes - offset]
             count = self._disk.read_into(self._path, offset, [piece])
             require(count == len(piece), "block file was cut short")
             self.end = (self.end + bytes(piece[-self._end_bytes :]))[-self._end_bytes :]

@@ -19,7 +19,7 @@ from fabric.kvcache.block_chain import BlockRef
 from fabric.limits import TICKET_BLOCKS_MAX
 from fabric.net.ticket import Ticket, blocks_digest, issue_ticket, open_ticket
 from fabric.ports import Clock
-from node.limits import OFFER_LIFE_MAX_S, OFFERS_MAX
+from node.limits import OFFER_LIFE_S_MAX, OFFERS_MAX
 
 _NONCE_BYTES: Final = 16
 
@@ -30,9 +30,9 @@ class _Offer:
     raw: bytes
     refs: Mapping[str, BlockRef]
     turn: TurnId | None  # turn that requested it
-    valid_s: float
-    expires_s: float
-    ends_s: float  # even if it is in use
+    valid_for_s: float
+    expires_at_s: float
+    ends_at_s: float  # at the latest, even if it is renewed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class OfferBook:
         self,
         request: OfferRequest,
         refs: Sequence[BlockRef],
-        valid_s: float,
+        valid_for_s: float,
     ) -> bytes:
-        """Allow the target to fetch `refs` for `valid_s` seconds; return the signed ticket.
+        """Allow the target to fetch `refs` for `valid_for_s` seconds; return the signed ticket.
 
         Every fetch renews it, so that a long copy may take longer: 50 GB take seven minutes over
-        gigabit Ethernet and more over Wi-Fi. OFFER_LIFE_MAX_S ends it in any case.
+        gigabit Ethernet and more over Wi-Fi. OFFER_LIFE_S_MAX ends it in any case.
 
         A repeated offer renews the first ticket. A later offer of a migration (its final
         record) is valid in addition to an earlier one until both are withdrawn.
@@ -70,7 +70,7 @@ class OfferBook:
         if len(refs) > TICKET_BLOCKS_MAX:
             message = f"an offer of {len(refs)} blocks is over the limit of {TICKET_BLOCKS_MAX}"
             raise TooLargeError(message)
-        if valid_s <= 0:
+        if valid_for_s <= 0:
             message = "an offer must be valid for some time"
             raise RejectedError(message, code="invalid_offer")
         digest = blocks_digest([ref.name for ref in refs])
@@ -90,9 +90,9 @@ class OfferBook:
             issue_ticket(self._cluster_key, ticket),
             {ref.name: ref for ref in refs},
             current_turn(),
-            valid_s,
-            now_s + valid_s,
-            now_s + max(valid_s, OFFER_LIFE_MAX_S),
+            valid_for_s,
+            now_s + valid_for_s,
+            now_s + max(valid_for_s, OFFER_LIFE_S_MAX),
         )
         with self._lock:
             return self._keep(offer)
@@ -112,7 +112,7 @@ class OfferBook:
         """Return the agents whose blocks some node may fetch now."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            live = [offer.ticket for offer in self._offers.values() if offer.expires_s > now_s]
+            live = [offer.ticket for offer in self._offers.values() if offer.expires_at_s > now_s]
         return frozenset(ticket.key for ticket in live)
 
     def check(self, raw_ticket: bytes, peer: NodeName) -> OfferedBlocks:
@@ -127,19 +127,21 @@ class OfferBook:
             if offer is None or offer.ticket != ticket:
                 message = "this node has not issued the ticket, or has withdrawn it"
                 raise UnauthorizedError(message, code="bad_ticket")
-            if now_s >= offer.expires_s:
+            if now_s >= offer.expires_at_s:
                 message = "the ticket has expired"
                 raise UnauthorizedError(message, code="ticket_expired")
-            self._offers[ticket.nonce] = _renew_offer(offer, now_s + offer.valid_s)
+            self._offers[ticket.nonce] = _renew_offer(offer, now_s + offer.valid_for_s)
         return OfferedBlocks(offer.refs, offer.turn)
 
     def _keep(self, offer: _Offer) -> bytes:
         now_s = self._clock.monotonic_s()
-        self._offers = {n: o for n, o in self._offers.items() if o.expires_s > now_s}
+        self._offers = {n: o for n, o in self._offers.items() if o.expires_at_s > now_s}
         for nonce, old in self._offers.items():
             if old.ticket == replace(offer.ticket, nonce=nonce):
-                ends_s = max(old.ends_s, offer.ends_s)
-                self._offers[nonce] = _renew_offer(replace(old, ends_s=ends_s), offer.expires_s)
+                ends_at_s = max(old.ends_at_s, offer.ends_at_s)
+                self._offers[nonce] = _renew_offer(
+                    replace(old, ends_at_s=ends_at_s), offer.expires_at_s
+                )
                 return old.raw
         if len(self._offers) >= OFFERS_MAX:
             message = f"this node already has {OFFERS_MAX} open offers; retry later"
@@ -149,4 +151,4 @@ class OfferBook:
 
 
 def _renew_offer(offer: _Offer, until_s: float) -> _Offer:
-    return replace(offer, expires_s=min(offer.ends_s, max(offer.expires_s, until_s)))
+    return replace(offer, expires_at_s=min(offer.ends_at_s, max(offer.expires_at_s, until_s)))

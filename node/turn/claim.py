@@ -243,12 +243,12 @@ class Claims:
     def lenders(self, agent: Agent, layout: Layout) -> tuple[Lender, ...]:
         """Return the lenders of a turn's cache; raise RetryLaterError if one was erased."""
         lenders = (*agent.lenders, *layout.lenders)
-        error = self.lender_gone(agent, lenders)
+        error = self.lender_error(agent, lenders)
         if error is not None:
             raise error
         return lenders
 
-    def lender_gone(self, agent: Agent, lenders: Sequence[Lender]) -> RetryLaterError | None:
+    def lender_error(self, agent: Agent, lenders: Sequence[Lender]) -> RetryLaterError | None:
         """Return the error for a cache with rows of an erased agent, or None."""
         if not self.erased.has_erased_lender(agent.key[0], lenders):
             return None

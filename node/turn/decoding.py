@@ -177,10 +177,10 @@ class Decoding:
         if isinstance(ended, Broke):
             await saver.abandon(lends=True)
             raise ended.error
-        erased = claims.lender_gone(agent, self.lenders)
+        erased = claims.lender_error(agent, self.lenders)
         if erased is not None or agent.outgoing.fence > epoch:
             await saver.abandon()
-            raise erased or self._count_fenced_turn()
+            raise erased or self._fenced_turn_error()
         resume = self._show_sampled(sequence, ended) if ended.is_handover else None
         if ended.reason is None and _is_unchanged(agent, sequence, prepared):
             await saver.abandon()
@@ -195,7 +195,7 @@ class Decoding:
         self._saved.set()
         self._log_end(reason, len(ended.answer_ids))
         if agent.outgoing.fence > epoch and not ended.is_handover:
-            raise self._count_fenced_turn()
+            raise self._fenced_turn_error()
         if ended.is_handover:
             return HandedOver(resume, self._timer.sent_times)
         if reason is None:
@@ -345,7 +345,7 @@ class Decoding:
         if isinstance(ended, Broke):
             raise ended.error
         if agent.outgoing.fence > agent.manifest.epoch:
-            raise self._count_fenced_turn()
+            raise self._fenced_turn_error()
         is_whole = prepared.cached == agent.manifest.tokens_count == prepared.cache.tokens_count
         if prepared.tier is CacheTier.HOT and (is_whole or sequence.awaited_tokens is not None):
             agent.cache = prepared.cache
@@ -361,7 +361,7 @@ class Decoding:
         if self._parts.health.stopping is not None:
             raise self._parts.health.stopping
 
-    def _count_fenced_turn(self) -> StaleEpochError:
+    def _fenced_turn_error(self) -> StaleEpochError:
         """Count a turn whose agent has a new owner, and return its error."""
         self._parts.live.fenced_count += 1
         return self._parts.claims.lost(self._agent)

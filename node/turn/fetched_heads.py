@@ -35,8 +35,8 @@ from node.agents.agent import Agent
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import Head
 from node.limits import (
+    HEAD_FETCH_EXTRA_S,
     HEAD_FETCH_FACTOR,
-    HEAD_FETCH_S_MIN,
     HEAD_FETCHES_MAX,
     HEAD_GRACE_POLLS,
     HEAD_START_S,
@@ -300,7 +300,7 @@ class FetchedHeads:
         task = asyncio.create_task(self._target.take_head(copy, record, fetch.cancel))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        limit_s = HEAD_FETCH_S_MIN + HEAD_FETCH_FACTOR * expected_s
+        limit_s = HEAD_FETCH_EXTRA_S + HEAD_FETCH_FACTOR * expected_s
         done, _ = await asyncio.wait({task}, timeout=limit_s)
         if not done:  # the task ends by itself, and releases its blocks
             fetch.cancel.set()

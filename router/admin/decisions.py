@@ -23,7 +23,7 @@ PATH: Final = "/v1/placement/decisions"
 TRACE: Final = "trace"
 FLEET: Final = "fleet"
 TRACE_TYPE: Final = "application/x-ndjson"
-USUAL_LIMIT: Final = 100
+DEFAULT_LIMIT: Final = 100
 _DIGITS: Final = 18
 FLEET_TYPE: Final = "application/yaml"  # as JSON, which is YAML
 
@@ -52,7 +52,7 @@ class DecisionsApi:
             message = f"format must be list, {TRACE} or {FLEET}"
             raise RejectedError(message, param="format", code="invalid_value")
         query = request.query_params
-        limit, before = limit_of(query, DECISIONS_KEPT_MAX, USUAL_LIMIT), _before(query)
+        limit, before = limit_of(query, DECISIONS_KEPT_MAX, DEFAULT_LIMIT), _before(query)
         matching = (
             entry for entry in reversed(entries) if entry.number < before and _matches(entry, query)
         )

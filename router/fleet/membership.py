@@ -27,7 +27,7 @@ from fabric.ports import Clock
 from router.fleet.agent_lists import free_in_steps, read_list
 from router.fleet.node_client import ControlTransport, NodeLink
 from router.fleet.stall_watch import StallWatch
-from router.limits import LEASE_S, PULSES_AT_ONCE_MAX, SUSPECT_S, WHOLE_LIST_S
+from router.limits import HEARTBEATS_AT_ONCE_MAX, LEASE_S, SUSPECT_S, WHOLE_LIST_S
 
 _LOG = logging.getLogger("macfabric.router.membership")
 PULSE_TIMEOUT_S = 600.0  # of a heartbeat while the router stalls again and again
@@ -332,7 +332,7 @@ class Membership:
     async def _nudge_all(self) -> None:
         """Send every node a heartbeat, a few at a time over the whole period."""
         names = list(self._members)
-        rounds = max(1, math.ceil(len(names) / PULSES_AT_ONCE_MAX))
+        rounds = max(1, math.ceil(len(names) / HEARTBEATS_AT_ONCE_MAX))
         for first in range(rounds):
             for name in names[first::rounds]:
                 self.nudge(name)

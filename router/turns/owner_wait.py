@@ -44,7 +44,7 @@ class OwnerWait:
     async def wait(self, turn: TurnRequest, since_s: float, waiting: AwaitedNodes) -> None:
         """Wait until the turn's owner has reported, or the wait since `since_s` is too long."""
         discovery = self._fleet.discovery
-        if not discovery.may_learn_agents() or self._is_known(turn):
+        if not discovery.may_learn_agents() or self._is_wait_pointless(turn):
             return
         began_s = self._fleet.clock.monotonic_s()
         awaited = discovery.awaited_nodes()
@@ -68,19 +68,19 @@ class OwnerWait:
         return since_s + min(estimate_s, OWNER_WAIT_S_MAX) - self._fleet.clock.monotonic_s()
 
     def _watch(self, turn: TurnRequest) -> Callable[[], bool]:
-        """Return a cheap `_is_known` that compares content only after a new report."""
-        lists_count, is_known = self._fleet.membership.lists_count, False
+        """Return a cheap `_is_wait_pointless` that compares content only after a new report."""
+        lists_count, is_pointless = self._fleet.membership.lists_count, False
 
         def check_owner() -> bool:
-            nonlocal lists_count, is_known
+            nonlocal lists_count, is_pointless
             latest = self._fleet.membership.lists_count
             if turn.key is not None or latest != lists_count:
-                lists_count, is_known = latest, self._is_known(turn)
-            return is_known
+                lists_count, is_pointless = latest, self._is_wait_pointless(turn)
+            return is_pointless
 
         return check_owner
 
-    def _is_known(self, turn: TurnRequest) -> bool:
+    def _is_wait_pointless(self, turn: TurnRequest) -> bool:
         """Return whether waiting is pointless: the owner is known, or cannot exist."""
         key, directory = turn.key, self._fleet.directory
         if key is not None:

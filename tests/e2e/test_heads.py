@@ -29,7 +29,7 @@ def _disable_time_limits(monkeypatch):
     monkeypatch.setattr(choice, "tie_limit_s", lambda _: math.inf)
     monkeypatch.setattr(FetchedHeads, "_require_sooner", lambda *_: None)
     monkeypatch.setattr(heads, "HEAD_WAIT_FACTOR", 1e6)
-    monkeypatch.setattr(fetched_heads, "HEAD_FETCH_S_MIN", 60.0)
+    monkeypatch.setattr(fetched_heads, "HEAD_FETCH_EXTRA_S", 60.0)
     monkeypatch.setattr(fetched_heads, "HEAD_GRACE_POLLS", 60)
     for name in ("HEAD_REPLY_S", "HEAD_CONNECT_S"):
         monkeypatch.setattr(peer_calls, name, 60.0)

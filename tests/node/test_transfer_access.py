@@ -10,7 +10,7 @@ from fabric.hosting.clock import SystemClock
 from fabric.ids import AgentId, Fingerprint, MigrationId, NodeName, TenantId
 from fabric.net.ticket import issue_ticket, open_ticket
 from fabric.net.wire import Challenge, FetchRequest, Hello, Proof, Refusal, encode_frame
-from node.limits import OFFER_LIFE_MAX_S
+from node.limits import OFFER_LIFE_S_MAX
 from tests.faults.fault_proxy import FaultProxy
 from tests.support.clocks import ManualClock
 from tests.support.transfers import (
@@ -226,11 +226,11 @@ def test_long_copy_renews_its_ticket_up_to_a_limit(shelf):
     ref = shelf.add(1_000)
     began_s, ticket = clock.now_s, offer(server, [ref], valid_s=600)
     fetched = 0
-    while clock.now_s + 599 < began_s + OFFER_LIFE_MAX_S:
+    while clock.now_s + 599 < began_s + OFFER_LIFE_S_MAX:
         clock.now_s += 599
         fetched += fetch([loopback(port)], ticket, [ref])[0].blocks
-    assert fetched == OFFER_LIFE_MAX_S // 599
-    clock.now_s = began_s + OFFER_LIFE_MAX_S
+    assert fetched == OFFER_LIFE_S_MAX // 599
+    clock.now_s = began_s + OFFER_LIFE_S_MAX
 
     assert refusal_code(port, ticket, [ref]) == "ticket_expired"
     server.stop()

@@ -45,7 +45,7 @@ from router.limits import (
 )
 from router.tls.authority import expires_at
 
-_OPERATORS_FIELDS: Final = ("api_keys", "operator_keys")
+_KEY_FIELDS: Final = ("api_keys", "operator_keys")
 _BY_ID: Final = {**FIELDS, "id": AGENT}
 _BY_NAME: Final = {**FIELDS, "name": NODE}
 _AGENT_FIELDS: Final = frozenset(
@@ -78,7 +78,7 @@ class BundleContext:
     fabric: Fabric | None
     aliases: Aliases
     log_bytes_max: int
-    operates: bool = False  # whether the fabric shows what operators see
+    has_operator_access: bool = False  # whether the fabric shows what operators see
     nodes: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -149,7 +149,7 @@ def _doctor(context: BundleContext) -> Any:
 def _settings(context: BundleContext) -> Any:
     """Return the settings in force, with the tenants' and operators' names but not their keys."""
     plain = to_plain(context.settings)
-    for name in _OPERATORS_FIELDS:
+    for name in _KEY_FIELDS:
         keys = getattr(context.settings.router, name)
         plain["router"][name] = {owner: _form_of(key) for owner, key in keys.items()}
     for policy in plain["router"]["policies"]:
@@ -244,9 +244,14 @@ def _require_fabric(context: BundleContext) -> Fabric:
 def _status(context: BundleContext) -> Any:
     client = _require_fabric(context)
     health, role = client.health(), client.router()
-    context.operates = "version" in health
+    context.has_operator_access = "version" in health
     context.aliases.learn_from(health, _BY_NAME)
-    return {"url": client.url, "health": health, "router": role, "as_operator": context.operates}
+    return {
+        "url": client.url,
+        "health": health,
+        "router": role,
+        "as_operator": context.has_operator_access,
+    }
 
 
 def _nodes(context: BundleContext) -> Any:
@@ -260,7 +265,7 @@ def _nodes(context: BundleContext) -> Any:
 
 def _agents(context: BundleContext) -> Any:
     client = _require_fabric(context)
-    all_tenants = {"tenant": "*"} if context.operates else {}
+    all_tenants = {"tenant": "*"} if context.has_operator_access else {}
     rows = client.agents(SUPPORT_AGENTS_MAX, **all_tenants)
     context.aliases.learn_from(rows, _BY_ID)
     return [_without_texts(row) for row in rows]

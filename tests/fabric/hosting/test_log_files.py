@@ -7,7 +7,7 @@ import pytest
 
 from fabric.errors import FabricError
 from fabric.hosting import log_files
-from fabric.hosting.log_files import last_lines, read_tail, write_log_file
+from fabric.hosting.log_files import add_log_file, last_lines, read_tail
 from fabric.hosting.turn_context import about_turn
 from fabric.ids import TurnId
 
@@ -21,7 +21,7 @@ def begin_logging(tmp_path):
     before, level = list(root.handlers), root.level
 
     def begin(form="json"):
-        return write_log_file(tmp_path / "logs" / "node.a", "a", form)
+        return add_log_file(tmp_path / "logs" / "node.a", "a", form)
 
     yield begin
     for handler in [each for each in root.handlers if each not in before]:

@@ -6,7 +6,7 @@ from fabric.ids import BlockHash
 from fabric.limits import BLOCK_TOKENS
 from fabric.turn.generation import Priority
 from node.engine.sequence import Awaited, Head, Started
-from node.limits import HEAD_WAIT_FACTOR, HEAD_WAIT_S_MIN
+from node.limits import HEAD_WAIT_EXTRA_S, HEAD_WAIT_FACTOR
 from tests.node.fake_engine import TOKEN_BYTES, SchedulerRig, is_undisturbed
 
 PROMPT = 5_000
@@ -141,7 +141,7 @@ def test_wait_for_a_lead_is_bounded_by_own_prefill_time():
     second, events = add(rig, 2)
     rig.run(2)
     first.is_blocked = lambda: True  # as when the disk does not keep up
-    limit_s = HEAD_WAIT_S_MIN + HEAD_WAIT_FACTOR * SHARED / 1_000
+    limit_s = HEAD_WAIT_EXTRA_S + HEAD_WAIT_FACTOR * SHARED / 1_000
     while second in rig.queue.waiting:
         assert rig.clock.now_s < limit_s + 2
         rig.clock.now_s += 0.5

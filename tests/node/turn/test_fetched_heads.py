@@ -78,7 +78,7 @@ def clear_node(service):
 def _lift_time_limits(monkeypatch):
     """Remove the time limits of waiting turns, as this machine may be busy."""
     monkeypatch.setattr(heads, "HEAD_WAIT_FACTOR", 1e6)
-    monkeypatch.setattr(fetched_heads, "HEAD_FETCH_S_MIN", 60.0)
+    monkeypatch.setattr(fetched_heads, "HEAD_FETCH_EXTRA_S", 60.0)
     monkeypatch.setattr(FetchedHeads, "_require_sooner", lambda *_: None)
     monkeypatch.setattr(fetched_heads, "HEAD_GRACE_POLLS", 60)
     for name in ("HEAD_REPLY_S", "HEAD_CONNECT_S"):

@@ -8,7 +8,7 @@ import pytest
 from fabric.control.node_calls import AgentList, ListAgents
 from fabric.control.turn_calls import ReadTurns, TurnsView
 from fabric.errors import FabricError
-from fabric.hosting.log_files import write_log_file
+from fabric.hosting.log_files import add_log_file
 from fabric.ids import AgentId, NodeName, TurnId
 from fabric.limits import TURN_HISTORY_MAX
 from fabric.record.turn_history import TurnNote, append_turn, read_turns
@@ -57,7 +57,7 @@ def test_record_keeps_each_turn_with_its_times(tmp_path, model):
 def test_lines_of_a_nodes_log_name_the_turn(tmp_path, model):
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
-    path = write_log_file(tmp_path / "node.a", "node-a", "json")
+    path = add_log_file(tmp_path / "node.a", "node-a", "json")
     try:
         with running(tmp_path, model) as node:
             tag = TurnTag(TurnId("req_12345678"), 1.0)

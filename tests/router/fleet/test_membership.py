@@ -402,7 +402,7 @@ async def test_changes_to_unknown_view_are_rejected():
 
 
 async def test_heartbeats_of_large_fleet_are_spread(monkeypatch):
-    monkeypatch.setattr("router.fleet.membership.PULSES_AT_ONCE_MAX", 2)
+    monkeypatch.setattr("router.fleet.membership.HEARTBEATS_AT_ONCE_MAX", 2)
     world = World(*"abcdefg")
     await world.membership.discover()
     world.membership.heartbeat_s = 0.04
