@@ -38,7 +38,7 @@ def is_plain(spelled: str) -> bool:
     return not spelled.lower().startswith(DIGEST_PREFIX)
 
 
-def name_of(given: bytes, digests: Mapping[str, bytes]) -> str | None:
+def find_key_owner(given: bytes, digests: Mapping[str, bytes]) -> str | None:
     """Return the name of a key's owner, or None, in constant time."""
     owner, digest = None, sha256(given).digest()
     for name, expected_digest in digests.items():
@@ -52,9 +52,9 @@ def http_secret(cluster_key: bytes) -> str:
     return blake2b(digest_size=32, key=cluster_key, person=b"mf-http").hexdigest()
 
 
-def is_secret(given: str, cluster_key: bytes) -> bool:
+def has_cluster_secret(header: str, cluster_key: bytes) -> bool:
     """Return whether a cluster header has this fabric's secret, in constant time."""
-    return hmac.compare_digest(given.encode(), http_secret(cluster_key).encode())
+    return hmac.compare_digest(header.encode(), http_secret(cluster_key).encode())
 
 
 CLUSTER_KEY: Final = "cluster.key"  # 32 bytes in hex; salts, tickets and stored caches depend on it

@@ -34,7 +34,7 @@ from fabric.hosting.clock import elapsed_s
 from fabric.hosting.guarded_connection import admit
 from fabric.hosting.http_server import HttpServer, read_body, server_config
 from fabric.hosting.stored_ballot import StoredBallot
-from fabric.keys import is_secret
+from fabric.keys import has_cluster_secret
 from fabric.settings import TlsSettings
 from fabric.turn.generation import CLUSTER_HEADER
 from router.limits import TERM_CALL_BYTES_MAX
@@ -101,7 +101,9 @@ class Voter:
     async def control(self, request: Request) -> Response:
         """Answer one control call; only routers of the fabric may make one."""
         try:
-            if not is_secret(request.headers.get(CLUSTER_HEADER, ""), self._keys.cluster_key):
+            if not has_cluster_secret(
+                request.headers.get(CLUSTER_HEADER, ""), self._keys.cluster_key
+            ):
                 message = "only this fabric's routers may ask a voter"
                 raise UnauthorizedError(message)
             admit(request.scope, "a router")

@@ -5,8 +5,8 @@
     carol  [ system ][ …
 
 Prefixes are counted by block names, which follow from tenant, model and tokens: a prefix is one
-tenant's, and contains no edited tokens. Only agents count that this node owns and that are not
-private. Nothing of the agents themselves changes.
+tenant's, and contains no edited tokens. Only agents that this node owns and that are not private
+count. Nothing of the agents themselves changes.
 """
 
 from collections import Counter, defaultdict
@@ -182,13 +182,13 @@ class SharedPrefixSource:
 
     def may_share(self, agent: Agent) -> bool:
         """Return whether other nodes may have the beginning of this agent's record."""
-        word, saved = agent.effective_record, agent.saved
+        record, saved = agent.effective_record, agent.saved
         return (
             saved is not None
-            and word.state is OwnerState.OWNED
-            and word.tenant != SELF_TEST_TENANT
+            and record.state is OwnerState.OWNED
+            and record.tenant != SELF_TEST_TENANT
             and not (agent.manifest.is_private or saved.is_private)
-            and word.epoch > self.erased.floor(*agent.key)
+            and record.epoch > self.erased.floor(*agent.key)
         )
 
     def is_still_shared(self, key: AgentKey, epoch: int) -> bool:

@@ -49,11 +49,11 @@ class Connections:
         self._closed = False
 
     def take(self, peer: Peer, address: Address) -> Connection | None:
-        line = _connection_key(peer, address)
+        key = _connection_key(peer, address)
         while True:
             with self._lock:
                 stale = self._stale()
-                idle = next((item for item in reversed(self._idle) if item[0] == line), None)
+                idle = next((item for item in reversed(self._idle) if item[0] == key), None)
                 if idle is not None:
                     self._idle.remove(idle)
             _close_all(stale)

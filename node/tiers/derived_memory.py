@@ -105,14 +105,16 @@ class DerivedMemory:
             if table.get(agent.key) is not agent or not self._is_derived(agent):
                 return 0
             agent.cache = None
-            word, saved = agent.manifest, agent.saved
+            manifest, saved = agent.manifest, agent.saved
             if saved is None:  # the record was in memory only
                 agent.was_evicted = True
                 table.remove(agent.key)
-                return word.tokens_count
+                return manifest.tokens_count
             record = truncate_before_edits(saved)
-            count = max(word.tokens_count, saved.tokens_count) - record.tokens_count
-            record = replace(record, epoch=word.epoch, owner=word.owner, state=word.state)
+            count = max(manifest.tokens_count, saved.tokens_count) - record.tokens_count
+            record = replace(
+                record, epoch=manifest.epoch, owner=manifest.owner, state=manifest.state
+            )
             await records.republish(agent, record)
             assert agent.saved is not None, "it was just published"
             agent.note_saved(agent.saved, ())

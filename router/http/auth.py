@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fabric.errors import FabricError, ForbiddenError, UnauthorizedError
 from fabric.hosting.guarded_connection import admit
 from fabric.ids import DEFAULT_TENANT, AgentKey, TenantId, parse_agent_id, parse_tenant_id
-from fabric.keys import OPERATOR_HEADER, key_digest, name_of
+from fabric.keys import OPERATOR_HEADER, find_key_owner, key_digest
 from fabric.settings import RouterSettings
 from router.http.forwarded import Forwarding, Principal
 
@@ -208,10 +208,10 @@ class Auth:
             return Principal(None, WATCHER, only_watches=True)
         operator = self._named_operator(headers)
         if sent_key is not None:
-            tenant = name_of(sent_key, self._tenants)
+            tenant = find_key_owner(sent_key, self._tenants)
             if tenant is not None:
                 return Principal(TenantId(tenant), operator)
-            given_operator = name_of(sent_key, self._operators)
+            given_operator = find_key_owner(sent_key, self._operators)
             # Without configured keys, a key that a client library insists on sending is
             # ignored.
             if given_operator is None and self._tenants:
@@ -228,7 +228,7 @@ class Auth:
         """Return whether the monitoring key is the only one that a request has."""
         shown = headers.get(OPERATOR_HEADER)
         keys = [key for key in (sent_key, shown.encode() if shown is not None else None) if key]
-        return bool(keys) and all(name_of(key, self._watchers) is not None for key in keys)
+        return bool(keys) and all(find_key_owner(key, self._watchers) is not None for key in keys)
 
     def _key_reason(self, scope: Scope, headers: Headers) -> str | None:
         if not self._loopback_without_key:
@@ -239,7 +239,7 @@ class Auth:
         key = headers.get(OPERATOR_HEADER)
         if key is None:
             return None
-        operator = name_of(key.encode(), self._operators)
+        operator = find_key_owner(key.encode(), self._operators)
         if operator is None:
             raise _unknown("operator")
         return operator

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fabric.turn.messages import Message, MessageRole
 from router.policies.exchanges import user_turns
-from router.policies.policy import CountedEdit, EditOutcome, PromptDesk
+from router.policies.policy import CountedEdit, EditOutcome, PromptServices
 from router.policies.strip_thinking import without_thoughts
 from router.prompt import Prompt
 
@@ -16,11 +16,11 @@ class ClearThinking(CountedEdit):
     name: str
     keep: int  # turns with reasoning, including the current one
 
-    async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
-        edited, count = await desk.run(prompt, lambda: self._clear_messages(prompt))
+    async def apply(self, prompt: Prompt, services: PromptServices) -> tuple[Prompt, EditOutcome]:
+        edited, count = await services.run(prompt, lambda: self._clear_messages(prompt))
         if not count:
             return edited, EditOutcome(self.name)
-        cleared = await desk.count(prompt) - await desk.count(edited)
+        cleared = await services.count(prompt) - await services.count(edited)
         return edited, EditOutcome(self.name, count, max(0, cleared))
 
     def _clear_messages(self, prompt: Prompt) -> tuple[Prompt, int]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from router.policies.exchanges import Exchange, exchanges_of, last_of
-from router.policies.policy import CountedEdit, EditOutcome, PromptDesk, may_have
+from router.policies.policy import CountedEdit, EditOutcome, PromptServices, can_reach_tokens
 from router.prompt import Prompt
 
 CLEARED: Final = "[This tool result was cleared.]"
@@ -67,18 +67,18 @@ class ClearToolUses(CountedEdit):
     uses: int | None
     clear_at_least: int = 0  # tokens; smaller edits are discarded
 
-    async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
+    async def apply(self, prompt: Prompt, services: PromptServices) -> tuple[Prompt, EditOutcome]:
         nothing = prompt, EditOutcome(self.name)
-        if self.tokens is not None and not may_have(prompt, self.tokens):
+        if self.tokens is not None and not can_reach_tokens(prompt, self.tokens):
             return nothing
-        outcome = await desk.run(prompt, lambda: self._clear_messages(prompt))
+        outcome = await services.run(prompt, lambda: self._clear_messages(prompt))
         if outcome is None:
             return nothing
         edited, count = outcome
-        before = await desk.count(prompt)
+        before = await services.count(prompt)
         if self.tokens is not None and before <= self.tokens:
             return nothing
-        cleared = max(0, before - await desk.count(edited))
+        cleared = max(0, before - await services.count(edited))
         if cleared < self.clear_at_least:
             return nothing
         return edited, EditOutcome(self.name, count, cleared)

@@ -73,7 +73,7 @@ _TEMPLATE_BYTES: Final = 4_096
 _TEMPLATE_FACTOR: Final = 2
 
 
-class PromptDesk(Protocol):
+class PromptServices(Protocol):
     """Services that counted edits use."""
 
     @property
@@ -88,15 +88,15 @@ class PromptDesk(Protocol):
 
 
 class CountedEdit(ABC):
-    """Base of these edits."""
+    """Base of edits that need token counts."""
 
     name: str
 
     @abstractmethod
-    async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
+    async def apply(self, prompt: Prompt, services: PromptServices) -> tuple[Prompt, EditOutcome]:
         """Return the edited prompt and the outcome."""
 
 
-def may_have(prompt: Prompt, tokens: int) -> bool:
+def can_reach_tokens(prompt: Prompt, tokens: int) -> bool:
     """Return whether a prompt's bytes allow this number of tokens, each of at least one byte."""
     return prompt.bytes_count * _TEMPLATE_FACTOR + _TEMPLATE_BYTES >= tokens

@@ -17,7 +17,7 @@ from fabric.turn.messages import Message, MessageRole
 from fabric.turn.sketch import canonical_chunks
 from router.limits import TRUNCATION_COUNTS_MAX
 from router.policies.exchanges import last_of, user_turns
-from router.policies.policy import CountedEdit, EditOutcome, PromptDesk, may_have
+from router.policies.policy import CountedEdit, EditOutcome, PromptServices, can_reach_tokens
 from router.prompt import BYTES_PER_TOKEN, Prompt, raw_prompt, tokens_prompt
 
 
@@ -65,18 +65,18 @@ class Truncation(CountedEdit):
     answer_tokens: int  # the client's maximum
     name: str = TRUNCATION
 
-    async def apply(self, prompt: Prompt, desk: PromptDesk) -> tuple[Prompt, EditOutcome]:
+    async def apply(self, prompt: Prompt, services: PromptServices) -> tuple[Prompt, EditOutcome]:
         """Return a prompt that fits; unchanged if it fits already, or if no cut suffices."""
         nothing = prompt, EditOutcome(self.name)
-        context = desk.context_tokens_max
-        if context is None or not may_have(prompt, context):
+        context = services.context_tokens_max
+        if context is None or not can_reach_tokens(prompt, context):
             return nothing
-        total = await _count(prompt, desk)
+        total = await _count(prompt, services)
         if total < context:
             return nothing
         limit = context - min(self.answer_tokens, context // _ANSWER_SHARE)
-        cuts = await desk.run(prompt, partial(_cuts_of, prompt, context))
-        fitting = await _longest(cuts, total, limit, desk)
+        cuts = await services.run(prompt, partial(_cuts_of, prompt, context))
+        fitting = await _longest(cuts, total, limit, services)
         if fitting is None:
             return nothing
         edited, tokens = fitting
@@ -90,7 +90,7 @@ def _length(prompt: Prompt) -> int:
 
 
 async def _longest(
-    cuts: "_Cuts", total: int, limit: int, desk: PromptDesk
+    cuts: "_Cuts", total: int, limit: int, services: PromptServices
 ) -> tuple[Prompt, int] | None:
     """Search for the smallest sufficient cut, starting from an estimate; also count its tokens."""
     best: tuple[Prompt, int] | None = None
@@ -100,8 +100,8 @@ async def _longest(
         if low >= high:
             break
         at = min(max(at, low), high - 1)
-        tried = await desk.run(cuts.prompt, partial(cuts.prompt_after, at))
-        count = await _count(tried, desk)
+        tried = await services.run(cuts.prompt, partial(cuts.prompt_after, at))
+        count = await _count(tried, services)
         if count <= limit:
             best, high, at = (tried, count), at, at - 1
         else:
@@ -186,10 +186,10 @@ def _bytes_of(messages: Sequence[Message], unit: range) -> int:
     return sum(map(len, canonical_chunks(messages[unit.start : unit.stop], None)))
 
 
-async def _count(prompt: Prompt, desk: PromptDesk) -> int:
+async def _count(prompt: Prompt, services: PromptServices) -> int:
     """Count a prompt's tokens; if it is too long to count, return its bytes, an upper bound."""
     try:
-        return await desk.count(prompt)
+        return await services.count(prompt)
     except RejectedError as error:
         if error.code != _TOO_LONG:
             raise
