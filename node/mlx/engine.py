@@ -33,6 +33,7 @@ from node.mlx.sampling import Likeliest, Sampler, Top, make_sampler, score_token
 from node.mlx.thought_budget import Steering, ThoughtBudget
 
 Logits: TypeAlias = mx.array  # of a chunk's tokens, perhaps not computed yet
+Sampled: TypeAlias = tuple[mx.array, Likeliest | None]  # token `[1]`, perhaps not computed yet
 
 
 class Batching(StrEnum):
@@ -268,11 +269,7 @@ class Engine:
         """
         with device_errors():
             last = logits[:, -1, : self.limits.vocabulary_size]
-            sampled, unsound = self._sample([slot], last)
-            slot.take(*sampled[0])
-            loose = slot.pending_logprobs.arrays() if slot.pending_logprobs else []
-            self._unsound.append(unsound)
-            mx.async_eval(slot.pending, loose, unsound)
+            self._compute([slot], *self._sample([slot], last), [])
 
     def prepare(self, slots: list[DecodeSlot]) -> PreparedStep:
         """Build the step that feeds every slot's pending token; nothing is computed yet.
@@ -307,18 +304,28 @@ class Engine:
                 for slot, chosen in zip(slots, samplers, strict=True):
                     slot.sampler.undo(chosen)
                 raise
-            for slot, (token, logprobs), mark in zip(slots, sampled, step.marks, strict=True):
+            for slot, mark in zip(slots, step.marks, strict=True):
                 slot.note(mark)
-                slot.take(token, logprobs)
                 slot.cache.advance(1)
-            loose = [slot.cache.step_outputs() for slot in slots]
-            loose += [slot.pending_logprobs.arrays() for slot in slots if slot.pending_logprobs]
-            self._unsound.append(unsound)
-            mx.async_eval([slot.pending for slot in slots], loose, unsound)
+            self._compute(slots, sampled, unsound, [slot.cache.step_outputs() for slot in slots])
+
+    def _compute(
+        self,
+        slots: Sequence[DecodeSlot],
+        sampled: Sequence[Sampled],
+        unsound: mx.array,
+        outputs: list[list[mx.array]],
+    ) -> None:
+        """Start to compute the sampled tokens, and the `outputs` of the step before them."""
+        for slot, (token, logprobs) in zip(slots, sampled, strict=True):
+            slot.take(token, logprobs)
+        tops = [slot.pending_logprobs.arrays() for slot in slots if slot.pending_logprobs]
+        self._unsound.append(unsound)
+        mx.async_eval([slot.pending for slot in slots], tops, outputs, unsound)
 
     def _sample(
         self, slots: Sequence[DecodeSlot], logits: mx.array
-    ) -> tuple[list[tuple[mx.array, Likeliest | None]], mx.array]:
+    ) -> tuple[list[Sampled], mx.array]:
         """Return the next tokens, and whether their logits contain NaN."""
         if not self.launch_waits and any(slot.matcher or slot.budget for slot in slots):
             mx.async_eval(logits)  # while the matchers compute their masks
@@ -398,16 +405,12 @@ class Engine:
         return sampled
 
 
-def _sampled_of(
-    slots: Sequence[DecodeSlot], logits: mx.array
-) -> list[tuple[mx.array, Likeliest | None]]:
+def _sampled_of(slots: Sequence[DecodeSlot], logits: mx.array) -> list[Sampled]:
     best = mx.argmax(logits, axis=-1).astype(mx.uint32)
     return [_sample_token(slot, logits[i : i + 1], best[i : i + 1]) for i, slot in enumerate(slots)]
 
 
-def _sample_token(
-    slot: DecodeSlot, logits: mx.array, best: mx.array
-) -> tuple[mx.array, Likeliest | None]:
+def _sample_token(slot: DecodeSlot, logits: mx.array, best: mx.array) -> Sampled:
     """Sample one sequence's token; `best` is the likeliest, not evaluated unless used."""
     steering = slot.budget.steering if slot.budget is not None else None
     if slot.matcher is None and steering is None:
