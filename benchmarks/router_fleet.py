@@ -32,7 +32,7 @@ from fabric.turn.generation import Identity, IdentityKind, Sampling
 from node.net.link_table import LinkChanges
 from node.view_history import ViewHistory
 from router.fleet.fleet import NodeAccess
-from router.fleet.node_client import ControlTransport, HttpNodeLink
+from router.fleet.node_client import ControlTransport, NodeLink
 from router.fleet.node_http import NodeHttp
 from router.prompt import Prompt
 from router.services import Services, assemble
@@ -227,8 +227,8 @@ async def start_fleet(
 
     def connect(
         name: NodeName, transport: ControlTransport, is_lost: Callable[[], bool]
-    ) -> HttpNodeLink:
-        return HttpNodeLink(name, transport, http, "secret", is_lost, uses_http=False)
+    ) -> NodeLink:
+        return NodeLink(name, transport, http, "secret", is_lost, uses_http=False)
 
     clock = HeldClock()
     access = NodeAccess(roster, connect, clock)

@@ -31,7 +31,7 @@ from router.fleet import ray_control
 from router.fleet.expected_nodes import ExpectedNodes
 from router.fleet.fleet import Fleet, NodeAccess
 from router.fleet.membership import LinkFactory, Roster
-from router.fleet.node_client import ControlTransport, HttpNodeLink, NodeLink, NodeLostError
+from router.fleet.node_client import ControlTransport, NodeLink, NodeLostError
 from router.fleet.node_http import CONNECT_TIMEOUT_S, NodeHttp
 from router.fleet.node_roster import RosterStore
 from router.fleet.term_keeper import TermKeeper
@@ -160,8 +160,8 @@ async def serve_roster(  # noqa: PLR0913 - all by name, from one place
 
         def link(
             name: NodeName, transport: ControlTransport, is_lost: Callable[[], bool]
-        ) -> HttpNodeLink:
-            return HttpNodeLink(
+        ) -> NodeLink:
+            return NodeLink(
                 name, transport, http, secret, is_lost, proven_as=proven_as, terms=terms
             )
 
@@ -218,7 +218,7 @@ def _term_keeper(
 def _voter_link(url: str, link: LinkFactory) -> NodeLink:
     """Return the link to a voter that is not a node."""
 
-    async def unreachable(raw: bytes) -> bytes:  # noqa: ARG001 - the protocol's name
+    async def unreachable(_: bytes) -> bytes:
         message = f"the voter at {url} is reachable only over HTTP"
         raise NodeLostError(message, NodeName(url))
 

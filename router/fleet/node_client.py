@@ -6,12 +6,19 @@ node cancels a turn whose connection broke.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
@@ -120,47 +127,12 @@ class NodeLostError(RetryElsewhereError):
         self.node = node
 
 
-class ControlTransport(Protocol):
-    """Transport of one encoded control call to one node, and of its reply."""
-
-    async def __call__(self, raw: bytes) -> bytes:
-        """Send once; raise NodeLostError if no reply can arrive any more."""
-        ...
+# Sends one encoded control call to one node, and returns its reply; raises NodeLostError.
+ControlTransport = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
 
-class NodeLink(Protocol):
-    """Node as the rest of the router sees it."""
-
-    name: NodeName
-    http_url: str
-    reads_origins: bool  # its node reads calls that name their turn
-
-    async def call(
-        self, message: object, kind: type[Reply], timeout_s: float | None = None
-    ) -> Reply:
-        """Make one control call; raise the node's FabricError, or NodeLostError.
-
-        `fabric.control.calls` determines how it is made; `timeout_s` overrides its timeout.
-        """
-        ...
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """Stream the events of a turn; closing the generator cancels it."""
-        ...
-
-    async def post(
-        self, path: str, data: Body, headers: Mapping[str, str], use: Use | None = None
-    ) -> aiohttp.ClientResponse:
-        """Return the node's response as soon as it starts; raise its FabricError."""
-        ...
-
-    async def make_ready(self, *uses: Use) -> None:
-        """Open connections for the given uses ahead of time, if possible."""
-        ...
-
-
-class HttpNodeLink:
-    """Link over an injected control transport and the node's HTTP server."""
+class NodeLink:
+    """Link to a node over an injected control transport and the node's HTTP server."""
 
     def __init__(
         self,
@@ -182,7 +154,7 @@ class HttpNodeLink:
         self._terms = terms
         self.name = name
         self.http_url = ""  # known from the node's heartbeat
-        self.reads_origins = False  # known from the node's heartbeat
+        self.reads_origins = False  # it reads calls that name their turn; known from its heartbeat
         self._transport = transport
         self._http = http
         self._secret = secret
@@ -193,7 +165,10 @@ class HttpNodeLink:
     async def call(
         self, message: object, kind: type[Reply], timeout_s: float | None = None
     ) -> Reply:
-        """Make one control call; raise the node's FabricError, or NodeLostError."""
+        """Make one control call; raise the node's FabricError, or NodeLostError.
+
+        `fabric.control.calls` determines how it is made; `timeout_s` overrides its timeout.
+        """
         spec = spec_of(type(message))
         assert spec.reply is kind, "callers know the replies to their calls"
         limit_s = spec.timeout_s if timeout_s is None else timeout_s

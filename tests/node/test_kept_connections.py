@@ -12,7 +12,7 @@ from fabric.hosting import guarded_connection
 from fabric.hosting.connection_table import ConnectionSlots
 from fabric.keys import MEMBER_NAME, http_secret
 from node.keys import read_keys
-from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use
 from router.tls.contexts import read_router_keys
 from tests.router.rig import until
@@ -48,7 +48,7 @@ class Linked:
     async def __aenter__(self):
         self.http = NodeHttp(read_router_keys(self.keys).node_facing())
         secret = http_secret(read_keys(self.keys).cluster_key)
-        self.link = HttpNodeLink(
+        self.link = NodeLink(
             "node-a", None, self.http, secret, lambda: False, proven_as=MEMBER_NAME
         )
         return self

@@ -17,7 +17,7 @@ from fabric.limits import HEARTBEAT_S
 from fabric.settings import RouterSettings
 from router.app import build_app
 from router.fleet.fleet import NodeAccess
-from router.fleet.node_client import HttpNodeLink
+from router.fleet.node_client import NodeLink
 from router.fleet.node_http import NodeHttp
 from router.serve import http_config
 from router.services import assemble
@@ -140,7 +140,7 @@ async def rig(
             return listed
 
         def connect(name, transport, is_lost):
-            return HttpNodeLink(name, transport, session, http_secret(CLUSTER_KEY), is_lost)
+            return NodeLink(name, transport, session, http_secret(CLUSTER_KEY), is_lost)
 
         access = NodeAccess(roster, connect, ScaledClock(scale), HEARTBEAT_S / scale)
         services = assemble(access, settings, CLUSTER_KEY, placement, expected, roster_store)

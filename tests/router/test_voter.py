@@ -16,7 +16,7 @@ from fabric.control.term_calls import GrantTerm, TermAnswer, TermView
 from fabric.errors import FabricError, FatalError
 from fabric.ids import NodeName
 from fabric.keys import MEMBER_NAME, http_secret
-from router.fleet.node_client import HttpNodeLink
+from router.fleet.node_client import NodeLink
 from router.fleet.node_http import NodeHttp
 from router.tls.contexts import read_router_keys
 from router.voter import FILE, TermFile
@@ -41,7 +41,7 @@ class RunningVoter:
         async def send():
             key = secret or http_secret(self._keys.cluster_key)
             async with NodeHttp(self._keys.node_facing()) as http:
-                link = HttpNodeLink(
+                link = NodeLink(
                     NodeName("voter"),
                     None,
                     http,

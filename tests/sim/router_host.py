@@ -6,7 +6,7 @@ from fabric.ids import NodeName
 from fabric.keys import http_secret
 from fabric.settings import RouterSettings
 from router.fleet.fleet import NodeAccess
-from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_roster import NodeRoster
 from router.fleet.term_keeper import TermKeeper
 from router.fleet.terms import SOLE_ROUTER, RouterTerms
@@ -108,7 +108,7 @@ class RouterHost:
 
         def connect(name, transport, is_lost):
             uses_http = world.uses_http
-            return HttpNodeLink(
+            return NodeLink(
                 name, transport, session, secret, is_lost, uses_http=uses_http, terms=terms
             )
 

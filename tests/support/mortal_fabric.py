@@ -23,7 +23,7 @@ from fabric.settings import RouterSettings
 from fabric.turn.generation import Delta, Finished, Identity, IdentityKind, Sampling
 from node.service import NodeService
 from router.fleet.fleet import NodeAccess
-from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp
 from router.fresh_ids import fresh_operation
 from router.prompt import chat_prompt
@@ -130,9 +130,9 @@ class World:
         async def roster() -> dict[NodeName, Any]:
             return {NodeName(name): self._transport(name, alive) for name in self.macs}
 
-        def connect(name: NodeName, transport: Any, is_lost: Callable[[], bool]) -> HttpNodeLink:
+        def connect(name: NodeName, transport: Any, is_lost: Callable[[], bool]) -> NodeLink:
             secret = http_secret(KEY)  # calls use the transport only, so that `meddle` sees them
-            return HttpNodeLink(name, transport, self._session, secret, is_lost, uses_http=False)
+            return NodeLink(name, transport, self._session, secret, is_lost, uses_http=False)
 
         access = NodeAccess(roster, connect, ScaledClock(self.scale), HEARTBEAT_S / self.scale)
         self.services = assemble(access, RouterSettings(takeover_after_s=0.3), KEY)

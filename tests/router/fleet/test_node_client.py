@@ -25,7 +25,7 @@ from fabric.hosting.turn_context import about_turn
 from fabric.ids import TurnId
 from fabric.keys import http_secret
 from fabric.turn.generation import Admitted, GenerateRequest, Identity, IdentityKind, Sampling
-from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use
 from tests.router.fake_node import CLUSTER_KEY, FakeNode
 from tests.router.rig import until
@@ -51,9 +51,7 @@ class Linked:
     async def __aenter__(self):
         await self.node.start()
         self.session = NodeHttp()
-        self.link = HttpNodeLink(
-            "node-a", self.node, self.session, self.secret, lambda: self.is_lost
-        )
+        self.link = NodeLink("node-a", self.node, self.session, self.secret, lambda: self.is_lost)
         self.link.http_url = self.node.http_url
         return self
 

@@ -11,7 +11,7 @@ from fabric.errors import ConflictError, FabricError
 from fabric.hosting.limits import KEEP_ALIVE_S
 from fabric.keys import http_secret
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
-from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use
 from router.limits import CONNECTION_IDLE_S
 from tests.router.fake_node import CLUSTER_KEY, FakeNode
@@ -67,7 +67,7 @@ class Linked:
         await self.node.start()
         self.http = NodeHttp()
         secret = http_secret(CLUSTER_KEY)
-        self.link = HttpNodeLink("node-a", self.node, self.http, secret, lambda: False)
+        self.link = NodeLink("node-a", self.node, self.http, secret, lambda: False)
         self.link.http_url = self.node.http_url
         return self
 

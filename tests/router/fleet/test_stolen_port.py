@@ -8,7 +8,7 @@ import pytest
 from fabric.control.node_calls import Offer, SealAgent
 from fabric.keys import MEMBER_NAME, http_secret
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
-from router.fleet.node_client import HttpNodeLink, NodeLostError
+from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_http import NodeHttp, Use
 from router.tls.contexts import read_router_keys
 from tests.router.fake_node import CLUSTER_KEY
@@ -60,7 +60,7 @@ async def send_requests(keys, url, proven_as=MEMBER_NAME):
     secret = http_secret(CLUSTER_KEY)
     tls = read_router_keys(keys).node_facing() if proven_as else None
     async with NodeHttp(tls) as session:
-        link = HttpNodeLink("node-a", None, session, secret, lambda: False, proven_as=proven_as)
+        link = NodeLink("node-a", None, session, secret, lambda: False, proven_as=proven_as)
         link.http_url = url
         for work in (link.call(SEAL, Offer), anext(link.generate(REQUEST))):
             with pytest.raises(NodeLostError):
