@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 import aiohttp
 
-from fabric.codec import dump_json, parse_json
+from fabric.codec import dump_json, from_newer, parse_json
 from fabric.control.calls import (
     CONTROL_PATH,
     NO_ORIGIN,
@@ -76,16 +76,10 @@ _RETRY_AFTER_S = 1.0
 _CLIENT_ERRORS = range(400, 500)
 
 
-def remote_error(
-    status: int,
-    code: str,
-    message: str,
-    *,
-    param: str | None = None,
-    retry_after_s: float | None = None,
-) -> FabricError:
-    """Return the FabricError for a status and code; callers react to its class."""
-    wait_s = _RETRY_AFTER_S if retry_after_s is None else retry_after_s
+def remote_error(reply: ErrorReply) -> FabricError:
+    """Return the FabricError for a node's error; callers react to its class."""
+    status, code, message = reply.status, reply.code, reply.message
+    wait_s = _RETRY_AFTER_S if reply.retry_after_s is None else reply.retry_after_s
     if status == HTTPStatus.UNAUTHORIZED:
         # The router's own secret was refused: a fault of the cluster, not of the client.
         text = "the node refused this router's cluster secret"
@@ -102,7 +96,7 @@ def remote_error(
         text = f"this router is not the active one: {message}"
         return RetryLaterError(text, retry_after_s=wait_s, code=code)
     if status in _CLIENT_ERRORS:
-        return _REJECTED.get(status, RejectedError)(message, code=code, param=param)
+        return _REJECTED.get(status, RejectedError)(message, code=code, param=reply.param)
     error = FabricError(message, code=code)
     if status == HTTPStatus.INSUFFICIENT_STORAGE:  # the node's disk is full or refuses writes
         error.status = HTTPStatus.INSUFFICIENT_STORAGE
@@ -188,13 +182,7 @@ class NodeLink:
             raise FabricError(text, code=BAD_NODE_ANSWER) from None
         if isinstance(reply, ErrorReply):
             self._note(reply.code)
-            raise remote_error(
-                reply.status,
-                reply.code,
-                reply.message,
-                param=reply.param,
-                retry_after_s=reply.retry_after_s,
-            )
+            raise remote_error(reply)
         return reply
 
     def _origin(self, spec: CallSpec) -> CallOrigin:
@@ -396,19 +384,10 @@ def _event(line: bytes, node: NodeName) -> Event:
 
 async def _refusal(response: aiohttp.ClientResponse) -> FabricError:
     """Return the FabricError of a node's HTTP error response."""
-    raw = await response.content.read(FRAME_BYTES_MAX)
+    raw, status = await response.content.read(FRAME_BYTES_MAX), response.status
     try:
-        body = parse_json(raw)
-        error = body["error"]
-        code, message = str(error["code"]), str(error["message"])
-        param, wait = error.get("param"), error.get("retry_after_s")
-    except (RejectedError, KeyError, TypeError, AttributeError):
-        text = f"the node answered HTTP {response.status} without a known error body"
-        return remote_error(response.status, BAD_NODE_ANSWER, text)
-    return remote_error(
-        response.status,
-        code,
-        message,
-        param=param if isinstance(param, str) else None,
-        retry_after_s=float(wait) if isinstance(wait, (int, float)) else None,
-    )
+        error = {**parse_json(raw)["error"], "status": status}
+        return remote_error(from_newer(ErrorReply, error))
+    except (RejectedError, KeyError, TypeError):
+        text = f"the node answered HTTP {status} without a known error body"
+        return remote_error(ErrorReply(status, BAD_NODE_ANSWER, text))

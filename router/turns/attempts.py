@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from fabric.control.calls import ErrorReply
 from fabric.errors import FabricError, OverloadedError
 from fabric.ids import NodeName, Traceparent
 from fabric.ports import Clock
@@ -92,7 +93,7 @@ class Attempt:
 def admission_of(event: Event, node: NodeName) -> Admitted:
     """Return a turn's first event as its admission; raise FabricError if it is another event."""
     if isinstance(event, Failed):
-        raise remote_error(event.status, event.code, event.message)
+        raise remote_error(ErrorReply(event.status, event.code, event.message))
     if not isinstance(event, Admitted) or event.node != node:
         message = f"{node} did not start its answer with an admission"
         raise FabricError(message, code="bad_event")

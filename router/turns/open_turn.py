@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from fabric.control.calls import ErrorReply
 from fabric.errors import FabricError, RetryLaterError
 from fabric.ports import Clock
 from fabric.turn.generation import (
@@ -196,7 +197,7 @@ class OpenTurn:
 def _answer_event(event: Event) -> AnswerEvent | ToolCallPart:
     assert not isinstance(event, HandedOver | Prefilling), "taken before"
     if isinstance(event, Failed):
-        raise remote_error(event.status, event.code, event.message)
+        raise remote_error(ErrorReply(event.status, event.code, event.message))
     if isinstance(event, Admitted):
         message = f"{event.node} admitted the same turn twice"
         raise FabricError(message, code="bad_event")
