@@ -70,7 +70,7 @@ class Telemetry:
             ["tier"],
         )
         self._completion = counter("macfabric_completion_tokens", "Tokens generated.")
-        self._takeovers = counter("macfabric_takeovers", "Agents taken over from lost nodes.")
+        self.takeovers = counter("macfabric_takeovers", "Agents taken over from lost nodes.")
         self._node_gauges = NodeGauges(self.registry)
         self._add_estimates()
         self._add_turn_times()
@@ -80,7 +80,7 @@ class Telemetry:
         self._add_recovery()
 
     def _add_queues(self) -> None:
-        self._guesses = Counter(
+        self.guesses = Counter(
             "macfabric_guessed_turns",
             "Agents loaded ahead of a turn that was expected next, by outcome.",
             ["outcome"],
@@ -183,7 +183,7 @@ class Telemetry:
     def _add_moves(self) -> None:
         counter = partial(Counter, registry=self.registry)
         timed = partial(Histogram, buckets=_MOVE_BUCKETS_S, registry=self.registry)
-        self._migrations = counter("macfabric_migrations", "Moves by outcome.", ["outcome"])
+        self.migrations = counter("macfabric_migrations", "Moves by outcome.", ["outcome"])
         self._migration_s = timed("macfabric_migration_seconds", "Duration of moves.")
         self._pause_s = timed("macfabric_migration_pause_seconds", "Time an agent was sealed.")
         self._migration_bytes = counter("macfabric_migration_bytes", "Bytes that moves sent.")
@@ -201,12 +201,14 @@ class Telemetry:
     def _add_recovery(self) -> None:
         self._add_queues()
         counter = partial(Counter, registry=self.registry)
-        self._fenced = counter(
+        self.fenced = counter(
             "macfabric_fenced_turns",
             "Turns whose end was not acknowledged: another node owned the agent by then.",
         )
-        self._recovery = counter("macfabric_recovery_rounds", "Rounds that found agents in doubt.")
-        self._resolved = counter(
+        self.recovery_rounds = counter(
+            "macfabric_recovery_rounds", "Rounds that found agents in doubt."
+        )
+        self.resolved = counter(
             "macfabric_recovered_agents",
             "Agents in doubt that were settled: an old claim gave way, or a seal was decided.",
             ["how"],
@@ -215,7 +217,7 @@ class Telemetry:
         self._expired = counter(
             "macfabric_expired_leases", "Leases that ran out since the router's start."
         )
-        self._erased_late = counter(
+        self.late_erasures = counter(
             "macfabric_late_erasures",
             "Agents that a node removed when it came back, erased while it was away.",
         )
@@ -291,10 +293,6 @@ class Telemetry:
         if isinstance(error, FabricError):
             self._refusals.labels(self._code_of(error)).inc()
 
-    def note_guess(self, outcome: str) -> None:
-        """Count a guess about the next turn of a group: right, wrong or refused."""
-        self._guesses.labels(outcome).inc()
-
     def _label_of(self, tenant: str) -> str:
         return tenant if tenant in self._tenants else OTHER_TENANTS
 
@@ -306,28 +304,8 @@ class Telemetry:
             self._refusal_codes.add(error.code)
         return error.code
 
-    def note_takeover(self) -> None:
-        self._takeovers.inc()
-
-    def note_fenced(self) -> None:
-        self._fenced.inc()
-
-    def note_recovery(self) -> None:
-        self._recovery.inc()
-
-    def note_superseded_claim(self) -> None:
-        """Count a claim that gave way to a later one."""
-        self._resolved.labels("gave_way").inc()
-
-    def note_decision(self) -> None:
-        """Count a sealed agent that serves again."""
-        self._resolved.labels("decided").inc()
-
-    def note_late_erasures(self, agents: int) -> None:
-        self._erased_late.inc(agents)
-
     def note_migration(self, moved_s: float, pause_s: float, sent_bytes: int) -> None:
-        self._migrations.labels("committed").inc()
+        self.migrations.labels("committed").inc()
         self._migration_s.observe(moved_s)
         self._pause_s.observe(pause_s)
         self._migration_bytes.inc(sent_bytes)
@@ -335,9 +313,6 @@ class Telemetry:
     def note_copy(self, kind: str, sent_bytes: int, *, ok: bool) -> None:
         self._copies.labels(kind, "ok" if ok else "failed").inc()
         self._copy_bytes.labels(kind).inc(sent_bytes)
-
-    def note_failed_migration(self) -> None:
-        self._migrations.labels("aborted").inc()
 
     def note_response(self, route: str, method: str, status_class: str) -> None:
         """Count an answer to an HTTP request."""

@@ -101,7 +101,7 @@ class ErasureExchange:
         answer = await link.call(ShareErasures(tuple(erased)), KnownErasures)
         self.known.merge(answer.erased)
         if answer.agents_removed:
-            self._telemetry.note_late_erasures(answer.agents_removed)
+            self._telemetry.late_erasures.inc(answer.agents_removed)
             _LOG.info("node %s removed %d erased agents", link.name, answer.agents_removed)
         reported = Tombstones()
         reported.merge(answer.erased)

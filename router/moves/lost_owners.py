@@ -113,7 +113,7 @@ class LostOwners:
             raise
         finally:
             self._fleet.directory.release(key, reservation)
-        self._telemetry.note_takeover()
+        self._telemetry.takeovers.inc()
         self._fleet.note_holding(key, target, view.epoch, OwnerState.OWNED, lost.group, view)
 
     def _replica(self, key: AgentKey, lost: Holding) -> NodeName | None:

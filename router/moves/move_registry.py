@@ -123,10 +123,10 @@ class MoveRegistry:
                 )
                 receipt = await self._attempt(key, target, verify=True)
         except RetryElsewhereError as error:
-            self._telemetry.note_failed_migration()
+            self._telemetry.migrations.labels("aborted").inc()
             raise as_client_error(error) from None
         except FabricError:
-            self._telemetry.note_failed_migration()
+            self._telemetry.migrations.labels("aborted").inc()
             raise
         finally:
             del self._running[key]

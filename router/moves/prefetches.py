@@ -68,7 +68,7 @@ class PrefetchRequests:
     def guess(self, key: AgentKey, on_begun: Callable[[], None]) -> None:
         """Load an agent that no client has named, unless its node refuses."""
         if len(self._guessed) >= GUESSES_MAX:
-            self._telemetry.note_guess("refused")
+            self._telemetry.guesses.labels("refused").inc()
             return
         task = asyncio.create_task(self._load_guessed(key))
         on_begun()
@@ -81,7 +81,7 @@ class PrefetchRequests:
         try:
             await self._ask(key, is_guess=True)
         except FabricError as error:
-            self._telemetry.note_guess("refused")
+            self._telemetry.guesses.labels("refused").inc()
             _LOG.debug("an expected agent was not loaded: %s", error.code)
 
     async def close(self) -> None:

@@ -37,7 +37,7 @@ class Recovery:
         """Resolve every agent in doubt that can be resolved now."""
         doubts = self._fleet.directory.undecided_agents()
         if doubts:
-            self._telemetry.note_recovery()
+            self._telemetry.recovery_rounds.inc()
         for key in doubts:
             await self.resolve(key)
 
@@ -80,7 +80,7 @@ class Recovery:
                 move = _migration_of(holding.view) or fresh_migration()
                 call = ReleaseAgent(*key, epoch, move, owner.node)
                 await self._fleet.link(holding.node).call(call, Done)
-                self._telemetry.note_superseded_claim()
+                self._telemetry.resolved.labels("gave_way").inc()
                 self._note(key, epoch, holding, OwnerState.REPLICA)
 
     async def _resume(self, key: AgentKey, sealed: Holding) -> None:
@@ -100,7 +100,7 @@ class Recovery:
                     return
         alias = self._fleet.alias(key)
         _LOG.info("agent %s: %s resumes after an undecided move", alias, sealed.node)
-        self._telemetry.note_decision()
+        self._telemetry.resolved.labels("decided").inc()
         source = self._fleet.link(sealed.node)
         if named and is_decided:
             await source.call(AbortMigration(*key, migration), Done)

@@ -37,7 +37,7 @@ class ExpectedTurns:
         if turn.is_kept:
             was_right = self._orders.note(self._group(turn, agent), agent)
             if was_right is not None:
-                self._telemetry.note_guess("right" if was_right else "wrong")
+                self._telemetry.guesses.labels("right" if was_right else "wrong").inc()
 
     def prepare(self, turn: TurnRequest, agent: AgentId) -> None:
         """Load the agent whose turn is expected next, as this one begins to decode."""
@@ -47,7 +47,7 @@ class ExpectedTurns:
             return
         owner = self._directory.owner((turn.tenant, following))
         if owner is None or self._queues.waiting_count(owner.node):
-            self._telemetry.note_guess("refused")
+            self._telemetry.guesses.labels("refused").inc()
             return
         note = partial(self._orders.note_guess, group, following)
         self._prefetches.guess((turn.tenant, following), note)

@@ -184,7 +184,7 @@ class OpenTurn:
     def _check_current(self) -> None:
         """Raise instead of acknowledging a turn of a node that has lost the agent meanwhile."""
         if not self._is_current():
-            self._telemetry.note_fenced()
+            self._telemetry.fenced.inc()
             message = "another node took the agent over in mid-answer; send the request again"
             raise RetryLaterError(message, code="fenced")
 

@@ -151,7 +151,7 @@ class Targets:
         node, directory = decision.node, self._fleet.directory
         owner = directory.owner(key)
         if owner is not None:
-            self._telemetry.note_takeover()
+            self._telemetry.takeovers.inc()
             alias = self._fleet.alias(key)
             _LOG.warning("agent %s: %s takes over from %s", alias, node, owner.node)
         epoch = self._fleet.begin_epoch(key)

@@ -112,8 +112,8 @@ async def metrics_of_busy_router():
         await fabric.chat("hello", model="nothing")
         telemetry = fabric.services.telemetry
         telemetry.note_estimate(Terms(prefill_s=1.0), 0.1, 1.0)
-        telemetry.note_guess("right")
-        telemetry.note_decision()
+        telemetry.guesses.labels("right").inc()
+        telemetry.resolved.labels("decided").inc()
         telemetry.note_refusal("default", OverloadedError("full", retry_after_s=1.0))
         telemetry.note_refusal("default", OverloadedError("full", retry_after_s=1.0))
         with telemetry.waiting("default"):
