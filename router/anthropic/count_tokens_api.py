@@ -19,7 +19,6 @@ from router.fleet.fleet import Fleet
 from router.http.auth import tenant_of
 from router.http.json_body import read_parsed
 from router.http.turn_headers import ignored_header
-from router.turns.model_check import ModelCheck
 
 COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
 
@@ -40,7 +39,6 @@ class CountTokensApi:
     def __init__(self, fleet: Fleet, names: ModelNames, edits: EditStage) -> None:
         self._fleet = fleet
         self._names = names
-        self._models = ModelCheck(fleet)
         self._edits = edits
 
     def routes(self) -> list[Route]:
@@ -51,7 +49,7 @@ class CountTokensApi:
         parsed = await read_parsed(request, partial(_parse, request.headers))
         requested, tenant = parsed.requested, tenant_of(request)
         model = await self._names.resolve(parsed.model)
-        await self._models.require(model)
+        await self._fleet.discovery.require_model(model)
         work = self._edits.edited_prompt(
             tenant, requested.prompt, model, parsed.edits, requested.edits or ()
         )

@@ -9,7 +9,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from router.fleet.fleet import Fleet
-from router.turns.model_check import ModelCheck
 
 ANY: Final = "*"  # at an alias's end: any suffix
 
@@ -19,7 +18,6 @@ class ModelNames:
 
     def __init__(self, fleet: Fleet, aliases: Mapping[str, str]) -> None:
         self._fleet = fleet
-        self._models = ModelCheck(fleet)
         self._exact = {name: model for name, model in aliases.items() if not name.endswith(ANY)}
         prefixes = [(name[:-1], model) for name, model in aliases.items() if name.endswith(ANY)]
         self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
@@ -38,7 +36,7 @@ class ModelNames:
         if model is None or name in self._fleet.models():
             return name
         # A node that has not joined yet may serve a model of exactly this name.
-        return name if name in await self._models.names() else model
+        return name if name in await self._fleet.discovery.models() else model
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,6 @@ class ModelsApi:
     ) -> None:
         self._fleet = fleet
         self._completion_tokens_max = completion_tokens_max
-        self._models = ModelCheck(fleet)
         self._names = names
         self._default = default
         self._by_header = by_header
@@ -88,7 +85,7 @@ class ModelsApi:
         ]
 
     async def index(self, request: Request) -> Response:
-        dialect, served = self._dialect(request), await self._models.names()
+        dialect, served = self._dialect(request), await self._fleet.discovery.models()
         names = [*served, *(name for name in self._names.listed if name not in served)]
         models = [self._model_row(name, await self._names.resolve(name)) for name in names]
         return JSONResponse(dialect.listing(models, request.query_params))
@@ -96,7 +93,7 @@ class ModelsApi:
     async def show(self, request: Request) -> Response:
         name = request.path_params["model"]
         model = await self._names.resolve(name)
-        await self._models.require(model)
+        await self._fleet.discovery.require_model(model)
         return JSONResponse(self._dialect(request).model(self._model_row(name, model)))
 
     def _model_row(self, name: str, model: str) -> ListedModel:

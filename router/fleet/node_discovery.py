@@ -27,7 +27,7 @@ GATHER_S = 120.0  # after the router's start: Macs that `ray up` starts join in 
 
 
 class NodeDiscovery:
-    """Nodes that a router still waits for, and the errors for agents and nodes it cannot find."""
+    """Nodes that a router still waits for, and the errors for what it cannot find."""
 
     def __init__(
         self, membership: Membership, clock: Clock, expected: ExpectedNodes | None = None
@@ -123,6 +123,31 @@ class NodeDiscovery:
                 return False
             await asyncio.sleep(DISCOVERY_POLL_S)
         return True
+
+    async def models(self) -> list[str]:
+        """Return the models, after every node had time to report its own."""
+        await self.wait(self._membership.has_contacted_all)
+        return self._membership.models()
+
+    async def require_model(self, model: str) -> None:
+        """Raise NotFoundError or RetryLaterError if no node serves `model`.
+
+        Waits for the nodes first: the clients of a router that died reconnect at once, and must not
+        get 404 for their model.
+        """
+        membership = self._membership
+        await self.wait(lambda: model in membership.models() or membership.has_contacted_all())
+        names = membership.models()
+        if not names:
+            message = "no node is ready yet"
+            raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
+        if model not in names:
+            shown = model[:QUOTED_NAME_CHARS_MAX]
+            if self.is_gathering():
+                message = f"no node serves {shown!r} so far; {self.missing_count} are still missing"
+                raise RetryLaterError(message, retry_after_s=AGAIN_S, code="nodes_unknown")
+            message = f"model {shown!r} is not served here; available: {', '.join(names)}"
+            raise NotFoundError(message, code="model_not_found", param="model")
 
     def _is_member(self, name: str) -> bool:
         return self._membership.find(NodeName(name)) is not None

@@ -58,7 +58,6 @@ from router.scenario.fabric_client import (
 )
 from router.services import Services
 from router.turns.answer import AnswerParts
-from router.turns.model_check import ModelCheck
 from router.turns.open_turn import OpenTurn
 
 RETRYABLE_STATUSES: Final = frozenset(
@@ -225,15 +224,15 @@ class InProcessHost:
 
     async def model(self, name: str | None) -> str:
         """Return the resolved model name, by default the first that is served."""
-        models = ModelCheck(self.services.fleet)
+        discovery = self.services.fleet.discovery
         if name is None:
-            served = await models.names()
+            served = await discovery.models()
             if not served:
                 message = "no node is ready yet"
                 raise RetryLaterError(message, retry_after_s=2.0, code="no_node_ready")
             return served[0]
         resolved = await self.turn_services.names.resolve(name)
-        await models.require(resolved)
+        await discovery.require_model(resolved)
         return resolved
 
     def client(self, tenant: TenantId, model: str) -> InProcessClient:

@@ -60,7 +60,6 @@ from router.turns.attempts import (
 )
 from router.turns.decision_log import DecidedTurn, DecisionLog
 from router.turns.expected_turns import ExpectedTurns
-from router.turns.model_check import ModelCheck
 from router.turns.open_turn import EndedTurn, OpenTurn
 from router.turns.owner_wait import AwaitedNodes, OwnerWait
 from router.turns.running_turns import Breaker, RunningTurns
@@ -100,7 +99,6 @@ class Turns:
         self.queues = TurnQueues(rules, fleet.clock, telemetry)
         self._expected = ExpectedTurns(fleet.directory, prefetches, self.queues, telemetry)
         self.accounts = TenantAccounts(settings.tenant_limits, fleet.clock, telemetry)
-        self._models = ModelCheck(fleet)
         self._targets = Targets(
             fleet, placement, telemetry, moves_agents=settings.moves_idle_agents
         )
@@ -111,7 +109,7 @@ class Turns:
         with self.accounts.count_turn(turn.tenant):
             breaker = self.running.begin()
             try:
-                await breaker.wait(self._models.require(turn.model))
+                await breaker.wait(self._fleet.discovery.require_model(turn.model))
                 opened = await breaker.wait(self._open(turn, breaker, waiting or AwaitedNodes()))
             except BaseException:
                 self.running.discard(breaker)

@@ -17,7 +17,6 @@ from router.http.auth import tenant_of
 from router.http.json_body import read_parsed
 from router.http.turn_headers import ignored_header
 from router.openai.responses.adapter import ResponsesAdapter
-from router.turns.model_check import ModelCheck
 
 INPUT_TOKENS_PATH: Final = "/v1/responses/input_tokens"
 COMPACT_PATH: Final = "/v1/responses/compact"
@@ -31,7 +30,6 @@ class InputTokensApi:
     ) -> None:
         self._fleet = fleet
         self._names = names
-        self._models = ModelCheck(fleet)
         self._edits = edits
         self._adapter = adapter
 
@@ -47,7 +45,7 @@ class InputTokensApi:
         sent, tenant = await read_parsed(request, parse), tenant_of(request)
         parsed = await self._adapter.with_history(tenant, sent)
         model = await self._names.resolve(parsed.model)
-        await self._models.require(model)
+        await self._fleet.discovery.require_model(model)
         edited = await unless_disconnected(
             request.receive, self._edits.edited(tenant, parsed, model)
         )
