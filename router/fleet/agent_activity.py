@@ -1,13 +1,13 @@
-"""Activity of agents in this router: their running turns, and what placement may move.
+"""Recent activity in this router: turns and moves of agents, nodes of sessions, fetches of nodes.
 
-An agent that a client has moved stays where it is until its node drains or is lost. The router
-remembers this in memory only.
+It guides placement and the measurement of links, and never decides what is reused: content alone
+does. The router remembers it in memory only, and forgets the oldest.
 """
 
 from collections import Counter, OrderedDict
 from typing import TypeVar
 
-from fabric.ids import AgentKey, NodeName
+from fabric.ids import AgentId, AgentKey, NodeName, TenantId
 from fabric.ports import Clock
 from router.limits import (
     COOLING_AGENTS_MAX,
@@ -16,13 +16,19 @@ from router.limits import (
     MOVE_PRICE_MAX,
     MOVE_PRICE_STEP,
     MOVES_PER_TURN,
+    PARTNERS_MAX,
+    SESSIONS_MAX,
 )
 
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class AgentActivity:
-    """Running turns, agents that placement has moved recently, and those that clients placed."""
+    """Running turns, agents that placement has moved recently, and those that clients placed.
+
+    An agent that a client has moved stays where it is until its node drains or is lost.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -70,9 +76,52 @@ class AgentActivity:
         return moved_s is not None and self._clock.monotonic_s() - moved_s < MOVE_COOLDOWN_S
 
 
-def _put_last(table: OrderedDict[AgentKey, T], key: AgentKey, value: T, agents_max: int) -> None:
+class Sessions:
+    """Node of the last turn of each session and sub-agent, by the names that coding agents send.
+
+    A hint: among nodes that cost the same, a conversation without a known beginning starts where
+    its sub-agent had its last turn, or else its session.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: OrderedDict[tuple[TenantId, AgentId], NodeName] = OrderedDict()
+
+    def note(self, tenant: TenantId, node: NodeName, *names: AgentId | None) -> None:
+        """Note a turn that a node has admitted, of sessions and sub-agents that have names."""
+        for name in names:
+            if name is not None:
+                _put_last(self._nodes, (tenant, name), node, SESSIONS_MAX)
+
+    def nodes(self, tenant: TenantId, *names: AgentId | None) -> tuple[NodeName, ...]:
+        """Return the nodes of their last turns that are known, in the order of the names."""
+        nodes = (self._nodes.get((tenant, name)) for name in names if name is not None)
+        return tuple(dict.fromkeys(node for node in nodes if node is not None))
+
+
+class RecentPartners:
+    """Nodes from which each node fetched recently, the newest last: their links are measured."""
+
+    def __init__(self) -> None:
+        self._sources: dict[NodeName, OrderedDict[NodeName, None]] = {}
+        self.changed: set[NodeName] = set()  # targets with changed sources, for the peer exchange
+
+    def note(self, source: NodeName, target: NodeName) -> None:
+        """Note that `target` is about to fetch from `source`."""
+        if source == target:
+            return
+        sources = self._sources.setdefault(target, OrderedDict())
+        if source not in sources:
+            self.changed.add(target)
+        _put_last(sources, source, None, PARTNERS_MAX)
+
+    def of(self, target: NodeName) -> tuple[NodeName, ...]:
+        """Return the sources of a target."""
+        return tuple(self._sources.get(target, ()))
+
+
+def _put_last(table: OrderedDict[K, V], key: K, value: V, items_max: int) -> None:
     """Store a value as the newest one; drop the oldest of too many."""
     table[key] = value
     table.move_to_end(key)
-    if len(table) > agents_max:
+    if len(table) > items_max:
         table.popitem(last=False)

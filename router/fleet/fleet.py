@@ -14,7 +14,7 @@ from fabric.ports import Clock
 from fabric.record.manifest import OwnerState
 from fabric.sampling_defaults import SamplingDefault
 from router.events import FleetEvents, LinkMeasured, MemoryChanged, NodeChanged, Publish
-from router.fleet.agent_activity import AgentActivity
+from router.fleet.agent_activity import AgentActivity, RecentPartners, Sessions
 from router.fleet.agent_lists import AgentReports
 from router.fleet.directory import Directory, Holding
 from router.fleet.expected_nodes import ExpectedNodes
@@ -22,8 +22,6 @@ from router.fleet.membership import CatchUp, LinkFactory, Member, Membership, Ro
 from router.fleet.node_client import NodeLink, NodeLostError
 from router.fleet.node_discovery import NodeDiscovery
 from router.fleet.node_snapshots import NodeSnapshots
-from router.fleet.recent_partners import RecentPartners
-from router.fleet.sessions import Sessions
 from router.fleet.terms import SOLE_ROUTER, TermAuthority
 from router.fresh_ids import first_epoch, fresh_epoch_gap
 from router.limits import ERASURE_EPOCHS, LINK_RATE_CHANGE_MIN

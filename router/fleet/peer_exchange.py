@@ -26,8 +26,8 @@ from fabric.net.links import (
     PeerNode,
     nominal_bytes_per_s,
 )
+from router.fleet.agent_activity import RecentPartners
 from router.fleet.membership import Member, Membership
-from router.fleet.recent_partners import RecentPartners
 from router.limits import NODES_PER_STEP, PEER_LISTS_PER_STEP, PEERS_PER_NODE_MAX
 
 _LOG = logging.getLogger("macfabric.router.peer_exchange")

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from fabric.net.links import Address, LinkKind
+from router.fleet.agent_activity import RecentPartners
 from router.fleet.peer_exchange import Neighbours, network_of, networks_of
-from router.fleet.recent_partners import RecentPartners
 from router.limits import PEERS_PER_NODE_MAX
 from tests.router.placement.snapshots import view
 from tests.router.rig import rig, until
