@@ -36,7 +36,7 @@ from fabric.settings import RouterSettings
 from router.fleet import snapshots
 from router.fleet.node_http import NodeHttp
 from router.placement.decision import Decision, How
-from router.placement.options import costs_of_nodes
+from router.placement.options import options_of
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
@@ -225,7 +225,9 @@ def _time_decisions(
     for each in _decide(fleet, draw, kind, max(1, count // 10)):
         if each.decision.how not in (How.STAY, How.MOVE):
             whole = snapshots.of_turn(router, each.turn, is_whole=True)
-            costs = costs_of_nodes(snapshots.facts_of(each.turn), whole)
+            options = options_of(snapshots.facts_of(each.turn), whole, None)
+            options.sort(key=lambda option: -option.terms.total_s)
+            costs = {option.node.name: option.terms.total_s for option in options}
             regrets.append(_regret(costs, each.decision.node))
     return figures | ({"regret": sum(regrets) / len(regrets)} if regrets else {})
 

@@ -72,12 +72,6 @@ def _begin(turn: TurnFacts, fleet: FleetSnapshot, kept: NodeName | None) -> list
     return [*options, *fetches_of(turn, job, fleet, options)]
 
 
-def costs_of_nodes(turn: TurnFacts, fleet: FleetSnapshot) -> dict[NodeName, float]:
-    """Return the cost of the cheapest option on each node that takes new agents, in seconds."""
-    options = sorted(_begin(turn, fleet, None), key=lambda option: -option.terms.total_s)
-    return {option.node.name: option.terms.total_s for option in options}
-
-
 def _eligible(
     turn: TurnFacts, fleet: FleetSnapshot, kept: NodeName | None, erased: Container[NodeName]
 ) -> list[NodeSnapshot]:

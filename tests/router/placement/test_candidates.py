@@ -6,7 +6,7 @@ import pytest
 
 from router.placement.candidates import Cached, Ranking, TurnWork
 from router.placement.decision import TurnFacts
-from router.placement.options import costs_of_nodes
+from router.placement.options import options_of
 from router.placement.placement import Placement
 from router.placement.seconds import tie_limit_s
 from router.placement.sketch_index import NodeCounts
@@ -51,13 +51,19 @@ def by_name(nodes):
     return {each.name: each for each in nodes}
 
 
+def costs_of_nodes(fleet):
+    """The cost of the cheapest option on each node."""
+    options = sorted(options_of(TURN, fleet, None), key=lambda option: -option.terms.total_s)
+    return {option.node.name: option.terms.total_s for option in options}
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_ranking_cost_equals_decision_cost(seed):
     nodes = random_nodes(seed)
     ranking = ranked(nodes)
     snapshot = FleetSnapshot(by_name(nodes), totals=ranking.totals)
 
-    expected = costs_of_nodes(TURN, snapshot)
+    expected = costs_of_nodes(snapshot)
     found = dict(zip((each.name for each in nodes), ranking._costs(WORK, ()), strict=True))
 
     assert found == pytest.approx(expected, rel=1e-9)
@@ -76,7 +82,7 @@ def test_decision_among_candidates_costs_no_more_than_among_all(seed):
         prefixes=[prefix for prefix in prefixes if prefix.node in names],
         totals=ranking.totals,
     )
-    costs = costs_of_nodes(TURN, FleetSnapshot(by_name(nodes), prefixes=prefixes))
+    costs = costs_of_nodes(FleetSnapshot(by_name(nodes), prefixes=prefixes))
 
     chosen = Placement().decide(TURN, few).node
 
