@@ -17,9 +17,9 @@ from router.limits import (
     HOMES_MAX,
     MOVE_TARGETS_MAX,
 )
+from router.placement.agent_moves import ANSWER_TOKENS, MESSAGE_TOKENS
 from router.placement.candidates import Cached, TurnWork
 from router.placement.decision import TurnFacts
-from router.placement.destination import ANSWER_TOKENS, MESSAGE_TOKENS
 from router.placement.placement import SERVING
 from router.placement.sketch_index import Level, Match
 from router.placement.snapshot import (

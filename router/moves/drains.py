@@ -26,8 +26,8 @@ from router.fleet.membership import Member
 from router.fleet.node_client import NodeLostError
 from router.limits import DRAIN_AT_ONCE_MAX, DRAIN_RETRY_S, DRAIN_ROUND_PAUSE_S, DRAIN_ROUNDS_MAX
 from router.moves.move_registry import MoveRegistry
+from router.placement.agent_moves import destination
 from router.placement.decision import Ship
-from router.placement.destination import destination
 
 _LOG = logging.getLogger("macfabric.router.drains")
 

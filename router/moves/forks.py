@@ -11,7 +11,7 @@ from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.move_registry import MoveRegistry
-from router.placement.destination import destination
+from router.placement.agent_moves import destination
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.forks")

@@ -35,7 +35,7 @@ from router.limits import (
 from router.moves.copier import CopyReceipt, copy_agent
 from router.moves.move_registry import MoveRegistry
 from router.moves.retries import best_effort_call
-from router.placement.destination import routes
+from router.placement.agent_moves import routes
 from router.telemetry import Telemetry
 
 _LOG = logging.getLogger("macfabric.router.replicas")

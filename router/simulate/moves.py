@@ -10,8 +10,8 @@ from fabric.record.manifest import OwnerState
 from router.fleet import snapshots
 from router.fleet.fleet import Fleet
 from router.limits import DRAIN_AT_ONCE_MAX, DRAIN_ROUND_PAUSE_S
+from router.placement.agent_moves import destination
 from router.placement.decision import Ship
-from router.placement.destination import destination
 from router.simulate.fleet_file import NodeModel
 from router.simulate.machine import Machine
 from router.simulate.node_cache import KeptAgent

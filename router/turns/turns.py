@@ -44,8 +44,8 @@ from router.limits import (
 from router.moves.move_registry import MoveRegistry
 from router.moves.prefetches import PrefetchRequests
 from router.moves.recovery import Recovery
+from router.placement.agent_moves import ANSWER_TOKENS
 from router.placement.decision import Decision
-from router.placement.destination import ANSWER_TOKENS
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest

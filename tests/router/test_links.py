@@ -8,7 +8,7 @@ from fabric.errors import RejectedError
 from fabric.ids import NodeName
 from fabric.net.links import Address, LinkKind, LinkView
 from router.fleet import snapshots
-from router.placement.destination import routes
+from router.placement.agent_moves import routes
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig, until
 

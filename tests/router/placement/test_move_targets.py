@@ -6,8 +6,8 @@ from fabric.control.node_calls import DRAINING, AgentView, TierBytes
 from fabric.limits import GIB, MIB
 from fabric.net.links import LinkKind, LinkView
 from fabric.record.manifest import OwnerState
+from router.placement.agent_moves import destination, missing_bytes, routes
 from router.placement.decision import Ship
-from router.placement.destination import destination, missing_bytes, routes
 from router.placement.load_ledger import Ledger
 from router.placement.snapshot import HolderRole
 from tests.router.placement.snapshots import fleet, holder, node
