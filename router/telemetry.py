@@ -28,7 +28,7 @@ from fabric.turn.turn_times import TurnTimes
 from router.fleet.membership import Membership
 from router.limits import REFUSAL_LABELS_MAX, TENANT_LABELS_MAX
 from router.node_gauges import NodeGauges
-from router.placement.terms import Terms
+from router.placement.decision import Terms
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _TURN_BUCKETS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)

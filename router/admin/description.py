@@ -50,8 +50,7 @@ from router.api.openapi import (
 from router.http.schema import Schema, nullable
 from router.http.turn_headers import AGENT_HEADER
 from router.limits import AGENTS_PAGE_MAX, USAGE_PAGE_MAX
-from router.placement.decision import How
-from router.placement.terms import Terms
+from router.placement.decision import How, Terms
 from router.turns.tenant_usage import Period
 
 GENERATE_ROUTE: Final = described_turn(

@@ -19,6 +19,7 @@ from xxhash import xxh3_64
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.ids import NodeName
 from router.limits import PREFIX_ROWS_MAX
+from router.placement.decision import ANSWER_WEIGHT
 from router.placement.seconds import (
     CHUNK_S,
     DECODE_TOKENS_EXPECTED,
@@ -32,7 +33,6 @@ from router.placement.seconds import (
 )
 from router.placement.sketch_index import NodeCounts
 from router.placement.snapshot import FleetTotals, NodeSnapshot
-from router.placement.terms import ANSWER_WEIGHT
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,9 +17,8 @@ from statistics import fmean, median
 from fabric.assumed_speeds import DISK_BYTES_PER_S
 from fabric.ids import NodeName
 from fabric.turn.generation import HeadLoan
-from router.placement.decision import How, Ship
+from router.placement.decision import How, Ship, Terms
 from router.placement.snapshot import FleetTotals
-from router.placement.terms import Terms
 
 SHIP_START_S = 0.03
 BATCH_EXPONENT = 0.5  # one sequence's decode speed falls with the root of the batch size

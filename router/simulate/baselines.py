@@ -19,11 +19,10 @@ from typing import Final
 from fabric.assumed_speeds import PREFILL_TOKENS_PER_S
 from fabric.errors import RetryLaterError
 from fabric.ids import NodeName
-from router.placement.decision import Decision, How, TurnFacts
+from router.placement.decision import Decision, How, Terms, TurnFacts
 from router.placement.placement import Placement
 from router.placement.seconds import prefill_s
 from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot
-from router.placement.terms import Terms
 
 DYNAMO_BLOCK_TOKENS: Final = 16
 AGAIN_S: Final = 2.0

@@ -17,7 +17,7 @@ from typing import Final
 from fabric.assumed_speeds import DECODE_TOKENS_PER_S, DISK_BYTES_PER_S, PREFILL_TOKENS_PER_S
 from fabric.errors import RetryLaterError
 from fabric.limits import BLOCK_TOKENS
-from router.placement.decision import Decision, How, TurnFacts
+from router.placement.decision import Decision, How, Terms, TurnFacts
 from router.placement.placement import Placement
 from router.placement.seconds import (
     DECODE_TOKENS_EXPECTED,
@@ -28,7 +28,6 @@ from router.placement.seconds import (
     tie_limit_s,
 )
 from router.placement.snapshot import FleetSnapshot, HolderRole, NodeSnapshot
-from router.placement.terms import Terms
 
 SHARE_S: Final = 0.3  # the least that a node with its share of agents costs more
 SERVING: Final = (HolderRole.STARTING, HolderRole.OWNER, HolderRole.RELEASED)

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fabric.control.usage_view import ExitView, UsageView
 from fabric.errors import OverloadedError
 from fabric.net.links import Address, LinkKind, LinkView
-from router.placement.terms import Terms
+from router.placement.decision import Terms
 from tests.router.fake_node import FakeNode
 from tests.router.rig import rig
 from tests.support.moves import begin_turn, migrate

@@ -11,9 +11,8 @@ from fabric.turn.alignment import common_prefix
 from fabric.turn.generation import Admitted, CacheTier, MatchKind
 from router import limits
 from router.admin.views import fleet_model
-from router.placement.decision import Decision, How
+from router.placement.decision import Decision, How, Terms
 from router.placement.profiles import NodeProfile
-from router.placement.terms import Terms
 from router.prompt import raw_prompt
 from router.simulate.fleet_file import read_fleet
 from router.simulate.traces import read_trace
