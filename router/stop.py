@@ -12,7 +12,7 @@ from collections.abc import Callable
 import uvicorn
 
 from router.restart import RestartRequest
-from router.turns.running_turns import RunningTurns
+from router.turns.open_turn import RunningTurns
 
 POLL_S = 0.05
 REPORT_S = 2.0

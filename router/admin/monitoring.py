@@ -13,7 +13,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.term_keeper import TermKeeper
 from router.http.auth import caller_of, require_operator
 from router.telemetry import Telemetry
-from router.turns.running_turns import RunningTurns
+from router.turns.open_turn import RunningTurns
 
 
 class HealthApi:

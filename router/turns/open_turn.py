@@ -1,15 +1,18 @@
-"""Turn that a node has admitted: its first event, and the stream of the others.
+"""Open turns: the set of those that run, each one's stream of events, its span and its breaker.
 
 If the agent is moved, the turn continues on the new node; readers of the events see one stream.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fabric.control.calls import ErrorReply
 from fabric.errors import FabricError, RetryLaterError
+from fabric.hosting.tracing import Span, begin_span
 from fabric.ports import Clock
 from fabric.turn.generation import (
     Admitted,
@@ -23,11 +26,14 @@ from fabric.turn.generation import (
     ToolCalls,
 )
 from fabric.turn.turn_times import TurnTimes
+from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError, remote_error
+from router.limits import STOPPING_RETRY_S
 from router.telemetry import Telemetry
-from router.turns.running_turns import Breaker
+from router.turn_request import TurnRequest
 
 _LOG = logging.getLogger("macfabric.router.turns")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,82 @@ class EndedTurn:
         """Describe it for a log."""
         spent = f": {self.times}" if self.times else ""
         return f"{self.outcome}, {self.completion_tokens} tokens in {self.seconds:.3f} s{spent}"
+
+    def end_span(self, span: Span) -> None:
+        """End the turn's span; a part that its node has not sent is not known."""
+        first_s = self.times.first_token_s if self.times is not None else None
+        span.note(
+            outcome=self.outcome, completion_tokens=self.completion_tokens, first_token_s=first_s
+        )
+        span.end(None if self.outcome == "ok" else self.outcome)
+
+
+def stopping() -> RetryLaterError:
+    """Return the error of a turn that a stopping router refuses or cancels."""
+    message = "the router is stopping; send the request again"
+    return RetryLaterError(message, retry_after_s=STOPPING_RETRY_S, code="stopping")
+
+
+class Breaker:
+    """Switch that cancels one turn, wherever it waits for its node."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._waiting: asyncio.Task[object] | None = None
+
+    def open(self) -> None:
+        """Cancel the turn: the current wait, or the next one, raises `stopping()`."""
+        if not self.is_open:
+            self.is_open = True
+            if self._waiting is not None:
+                self._waiting.cancel()
+
+    async def wait(self, work: Awaitable[T]) -> T:
+        """Await `work`; raise `stopping()` if the turn is cancelled meanwhile."""
+        task = self._waiting = asyncio.current_task()
+        assert task is not None, "a turn runs in a task"
+        try:
+            if self.is_open:  # cancels `work`, which must be awaited in any case
+                task.cancel()
+            return await work
+        except asyncio.CancelledError:
+            if self.is_open and task.uncancel() == 0:
+                raise stopping() from None
+            raise
+        finally:
+            self._waiting = None
+
+
+class RunningTurns:
+    """All turns of a router, from their request to their last event."""
+
+    def __init__(self) -> None:
+        self._breakers: set[Breaker] = set()
+        self.is_refusing = False
+
+    def __len__(self) -> int:
+        return len(self._breakers)
+
+    def begin(self) -> Breaker:
+        """Add a turn; raise `stopping()` if the router is stopping."""
+        if self.is_refusing:
+            raise stopping()
+        breaker = Breaker()
+        self._breakers.add(breaker)
+        return breaker
+
+    def discard(self, breaker: Breaker) -> None:
+        """Remove a turn that has ended."""
+        self._breakers.discard(breaker)
+
+    def refuse(self) -> None:
+        """Refuse turns from now on."""
+        self.is_refusing = True
+
+    def break_off(self) -> None:
+        """Cancel all turns; their nodes keep what they have computed."""
+        for breaker in list(self._breakers):
+            breaker.open()
 
 
 class OpenTurn:
@@ -202,3 +284,28 @@ def _answer_event(event: Event) -> AnswerEvent | ToolCallPart:
         message = f"{event.node} admitted the same turn twice"
         raise FabricError(message, code="bad_event")
     return event
+
+
+def begin_turn_span(fleet: Fleet, turn: TurnRequest) -> Span:
+    """Begin a turn's span, as a part of its client's if that was sent."""
+    return begin_span(
+        "turn",
+        turn=turn.id,
+        tenant=fleet.tenant_alias(turn.tenant),
+        model=turn.model,
+        priority=turn.priority.value,
+    )
+
+
+def note_admission_in(span: Span, first: Admitted, alias: str) -> None:
+    """Note where a turn runs and what of its prompt was reused; `alias` names its agent."""
+    span.note(
+        agent=alias,
+        node=first.node,
+        epoch=first.epoch,
+        cache=first.cache.value,
+        match=first.match.value,
+        prompt_tokens=first.prompt_tokens,
+        cached_tokens=first.cached_tokens,
+        fetched_tokens=first.fetched_tokens,
+    )

@@ -14,6 +14,7 @@ Nothing is awaited between the snapshot of the fleet and the record of the decis
 import logging
 from dataclasses import dataclass
 
+from fabric.hosting.otel_spans import Attribute
 from fabric.ids import AgentKey, NodeName
 from fabric.turn.generation import HeadLoan
 from router.fleet import snapshots
@@ -57,6 +58,20 @@ class Target:
     def head(self) -> HeadLoan | None:
         """Loan of which the node may take a part of the prompt."""
         return self.decision.loan if self.decision is not None else None
+
+    def facts(self) -> dict[str, Attribute]:
+        """Return the attributes of the decision's span."""
+        decision = self.decision
+        if decision is None:
+            return {"node": self.node}
+        return {
+            "node": self.node,
+            "how": decision.how.value,
+            "queue_estimate_s": decision.terms.queue_s,
+            "load_estimate_s": decision.terms.load_s,
+            "prefill_estimate_s": decision.terms.prefill_s,
+            "first_token_estimate_s": decision.terms.first_token_s,
+        }
 
 
 class Targets:

@@ -49,7 +49,6 @@ from router.placement.decision import Decision
 from router.placement.placement import Placement
 from router.telemetry import Telemetry
 from router.turn_request import TurnRequest
-from router.turns import turn_spans
 from router.turns.attempts import (
     AdmittedTurn,
     Attempt,
@@ -60,9 +59,15 @@ from router.turns.attempts import (
 )
 from router.turns.decision_log import DecidedTurn, DecisionLog
 from router.turns.expected_turns import ExpectedTurns
-from router.turns.open_turn import EndedTurn, OpenTurn
+from router.turns.open_turn import (
+    Breaker,
+    EndedTurn,
+    OpenTurn,
+    RunningTurns,
+    begin_turn_span,
+    note_admission_in,
+)
 from router.turns.owner_wait import AwaitedNodes, OwnerWait
-from router.turns.running_turns import Breaker, RunningTurns
 from router.turns.targets import Target, Targets
 from router.turns.tenant_limits import TenantAccounts
 from router.turns.turn_queues import Place, QueueRules, TurnQueues
@@ -149,7 +154,7 @@ class Turns:
             if ended.outcome == "ok":
                 self._fleet.note_answer(placed.entry, ended.completion_tokens)
             placed.end()  # on the node where it runs by then
-            turn_spans.end_turn_span(turn_span, ended)
+            ended.end_span(turn_span)
             self._note_end(turn, first, ended)
             ran = placed.first.node, ended.outcome, ended.completion_tokens, ended.seconds
             publish(TurnEnded(key, *ran, turn.id, ended.times))
@@ -209,7 +214,7 @@ class Turns:
         self, turn: TurnRequest, waiting: AwaitedNodes
     ) -> tuple[AdmittedTurn, Span]:
         """Return the turn on its node and its span, which the caller ends."""
-        turn_span = turn_spans.begin_turn_span(self._fleet, turn)
+        turn_span = begin_turn_span(self._fleet, turn)
         try:
             with about_trace(turn_span.trace):
                 placed = await self._admit(turn, waiting)
@@ -217,7 +222,7 @@ class Turns:
             turn_span.end(failure_of(error))
             raise
         alias = self._fleet.alias((turn.tenant, placed.first.agent))
-        turn_spans.note_admission(turn_span, placed.first, alias)
+        note_admission_in(turn_span, placed.first, alias)
         self.accounts.note_admission(turn.tenant, placed.first)
         return placed, turn_span
 
@@ -269,7 +274,7 @@ class Turns:
         try:
             with span("placement") as placement_span:
                 target = self._targets.choose(turn, given_up, full, may_move=may_move)
-                placement_span.note(**turn_spans.target_facts(target))
+                placement_span.note(**target.facts())
         except RetryLaterError:
             if attempt.full:
                 raise attempt.refusal() from None
