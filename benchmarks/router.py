@@ -258,7 +258,7 @@ def _decide(fleet: BenchFleet, draw: random.Random, kind: _Kind, count: int) -> 
             router.ledger.end(queued)
         yield _Decided(turn, decision, took_s)
         if queued is None and decision.how not in (How.STAY, How.MOVE):
-            entry = router.ledger.begin(decision.node, decision.prefill_s, cold=True)
+            entry = router.ledger.begin(decision.node, decision.terms.prefill_s, cold=True)
             if draw.random() < 0.9:
                 router.ledger.end(entry)
 

@@ -53,17 +53,17 @@ class CountTokensApi:
         work = self._edits.edited_prompt(
             tenant, requested.prompt, model, parsed.edits, requested.edits or ()
         )
-        edited = await unless_disconnected(request.receive, work)
+        prompt, outcomes = await unless_disconnected(request.receive, work)
         worker = PromptWorker(self._fleet, tenant, model)
-        tokens = original = await unless_disconnected(request.receive, worker.count(edited.prompt))
+        tokens = original = await unless_disconnected(request.receive, worker.count(prompt))
         counts: dict[str, Any] = {"input_tokens": tokens}
         if requested.edits is not None:
-            if edited.prompt is not requested.prompt:
+            if prompt is not requested.prompt:
                 original = await unless_disconnected(
                     request.receive, worker.count(requested.prompt)
                 )
             counts["context_management"] = {"original_input_tokens": original}
-        headers = edit_headers(edited.outcomes) | ignored_header(parsed.ignored)
+        headers = edit_headers(outcomes) | ignored_header(parsed.ignored)
         return JSONResponse(counts, headers=headers)
 
 

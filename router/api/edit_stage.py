@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from fabric.edit_mode import DISABLED, TRUNCATES, EditMode
+from fabric.edit_mode import TRUNCATES, EditMode
 from fabric.ids import TenantId
 from fabric.turn.generation import Identity, IdentityKind, Sampling
 from router.api.adapter import ApiRequest
@@ -28,19 +28,11 @@ A = TypeVar("A", bound=ApiRequest)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class EditedPrompt:
-    """Edited prompt, and the outcome of each edit."""
-
-    prompt: Prompt
-    outcomes: tuple[EditOutcome, ...]
-
-
 class EditStage:
     """Edits and policies of conversations, for every route."""
 
     def __init__(
-        self, fleet: Fleet, editing: Editing, mode: EditMode | None, truncation: str = DISABLED
+        self, fleet: Fleet, editing: Editing, mode: EditMode | None, truncation: str
     ) -> None:
         self._truncation = truncation
         self._fleet = fleet
@@ -59,11 +51,13 @@ class EditStage:
             own += (Truncation(request.sampling.max_tokens),)
         if request.prompt.messages is None or not request.is_whole_conversation:
             return await self._edit_prompts(tenant, request, model, own) if own else request
-        edited = await self.edited_prompt(tenant, request.prompt, model, request.edits, own)
+        prompt, outcomes = await self.edited_prompt(
+            tenant, request.prompt, model, request.edits, own
+        )
         batch = request.batch
         if batch is not None:
-            batch = replace(batch, prompts=(edited.prompt,) * len(batch.prompts))
-        return replace(request, prompt=edited.prompt, batch=batch, outcomes=edited.outcomes)
+            batch = replace(batch, prompts=(prompt,) * len(batch.prompts))
+        return replace(request, prompt=prompt, batch=batch, outcomes=outcomes)
 
     async def _edit_prompts(
         self, tenant: TenantId, request: A, model: str, own: tuple[CountedEdit, ...]
@@ -88,8 +82,8 @@ class EditStage:
         model: str,
         options: EditOptions,
         own: tuple[CountedEdit, ...],
-    ) -> EditedPrompt:
-        """Return a prompt with its edits."""
+    ) -> tuple[Prompt, tuple[EditOutcome, ...]]:
+        """Return a prompt with its edits, and the outcome of each."""
         worker = PromptWorker(self._fleet, tenant, model)
         policies, messages = self._editing.select(options.policies), prompt.messages or ()
         outcomes: list[EditOutcome] = []
@@ -103,7 +97,7 @@ class EditStage:
         for edit in own:
             prompt, outcome = await edit.apply(prompt, worker)
             outcomes.append(outcome)
-        return EditedPrompt(prompt, tuple(outcomes))
+        return prompt, tuple(outcomes)
 
 
 def edit_headers(outcomes: Sequence[EditOutcome]) -> dict[str, str]:
@@ -122,10 +116,7 @@ class PromptWorker:
     @property
     def context_tokens_max(self) -> int | None:
         """The shortest context among the model's nodes, any of which may get the turn."""
-        members = self.fleet.membership.members
-        views = (member.view for member in members if self.fleet.is_up(member.name))
-        sizes = (view.context_tokens_max for view in views if view and view.model == self.model)
-        return min(sizes, default=None)
+        return self.fleet.context_tokens_max(self.model)
 
     async def count(self, prompt: Prompt) -> int:
         """Return a prompt's token count by a node; raise RetryLaterError if none answers."""

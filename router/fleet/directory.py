@@ -308,7 +308,7 @@ class Directory:
         """
         issued = 0 if self.reservation(key) is not None else self.issued_epoch(key)
         reported = max(held.epoch for held in (holding, *self.holdings(key)))
-        return max(reported, issued, self.promised_epoch(key)) + 1
+        return max(reported, issued, self._promised.last(key)) + 1
 
     def issued_epoch(self, key: AgentKey) -> int:
         """Return the last epoch that was issued or erased; turns at earlier epochs are fenced."""
@@ -335,10 +335,6 @@ class Directory:
     def has_issued(self, key: AgentKey, epoch: int) -> bool:
         """Return whether this router issued `epoch`, and so knows all epochs below it."""
         return self._own.last(key) >= epoch
-
-    def promised_epoch(self, key: AgentKey) -> int:
-        """Return the last epoch that was valid, or that a move may have made valid; 0 if none."""
-        return self._promised.last(key)
 
     def agents(self, tenant: TenantId) -> list[AgentId]:
         return sorted(key[1] for key in self._holdings if key[0] == tenant)

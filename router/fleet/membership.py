@@ -188,7 +188,7 @@ class Membership:
         self._by_model: dict[str, dict[NodeName, None]] = {}
         self._scouting: asyncio.Task[None] | None = None
         self._stalls = StallWatch(clock, self._forgive_stall)
-        self._has_roster = False  # whether it was read at least once
+        self.has_roster = False  # whether it was read at least once
         self._reports_since_s = -math.inf  # earlier lists do not count as reports
         self.lists_count = 0  # new versions of nodes' lists of agents
 
@@ -251,11 +251,11 @@ class Membership:
 
     def is_settled(self) -> bool:
         """Return whether every node of the roster has reported its agents or has expired."""
-        return self._has_roster and not any(map(self.is_up, self._unlisted))
+        return self.has_roster and not any(map(self.is_up, self._unlisted))
 
     def has_all_reports(self) -> bool:
         """Return whether every node of the roster has reported its agents to this router."""
-        return self._has_roster and not self._unlisted
+        return self.has_roster and not self._unlisted
 
     def unreported_nodes(self) -> tuple[NodeName, ...]:
         """Return the nodes that have never reported their agents to this router."""
@@ -268,13 +268,9 @@ class Membership:
         for name in self._members:
             self.nudge(name)
 
-    @property
-    def has_roster(self) -> bool:
-        return self._has_roster
-
     def has_contacted_all(self) -> bool:
         """Return whether the roster was read, and every node on it has answered or expired."""
-        return self._has_roster and not any(map(self.is_up, self._unanswered))
+        return self.has_roster and not any(map(self.is_up, self._unanswered))
 
     async def discover(self) -> None:
         """Add nodes that the roster names for the first time."""
@@ -287,7 +283,7 @@ class Membership:
                 self._unanswered.add(name)
                 self._sorted = tuple(self._members[each] for each in sorted(self._members))
                 _LOG.info("node %s joined the roster", name)
-        self._has_roster = True
+        self.has_roster = True
 
     async def heartbeat(
         self, member: Member, timeout_s: float = SUSPECT_S, *, relist: bool = False

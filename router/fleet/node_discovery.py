@@ -29,14 +29,12 @@ GATHER_S = 120.0  # after the router's start: Macs that `ray up` starts join in 
 class NodeDiscovery:
     """Nodes that a router still waits for, and the errors for what it cannot find."""
 
-    def __init__(
-        self, membership: Membership, clock: Clock, expected: ExpectedNodes | None = None
-    ) -> None:
+    def __init__(self, membership: Membership, clock: Clock, expected: ExpectedNodes) -> None:
         self._membership = membership
         self._clock = clock
         self._until_s = clock.monotonic_s() + DISCOVERY_WAIT_S
         self._gathered_s = clock.monotonic_s() + GATHER_S
-        self.expected = expected or ExpectedNodes()
+        self.expected = expected
         self._missing: tuple[object, MissingNodes] = (None, MissingNodes())
 
     @property

@@ -94,11 +94,6 @@ class Decision:
     gain_s: float = field(default=0.0, compare=False)  # for a move: seconds saved by it
 
     @property
-    def prefill_s(self) -> float:
-        """Expected seconds of prefill on the node."""
-        return self.terms.prefill_s
-
-    @property
     def source(self) -> NodeName | None:
         """Node that sends the agent's cache or a part of the prompt, if one does."""
         if self.ship is not None:

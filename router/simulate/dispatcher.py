@@ -198,7 +198,7 @@ class Dispatcher:
         key, ledger = (DEFAULT_TENANT, move.agent), self._fleet.ledger
         attempt.has_moved = True
         self._fleet.activity.note_move(key)
-        booking = ledger.begin(move.node, move.prefill_s, cold=False)
+        booking = ledger.begin(move.node, move.terms.prefill_s, cold=False)
 
         def place() -> None:
             ledger.end(booking)

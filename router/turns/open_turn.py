@@ -154,13 +154,13 @@ class OpenTurn:
         clock: Clock,
         telemetry: Telemetry,
         on_prefilled: Callable[[int], None],
-        on_decoding: Callable[[], None] = lambda: None,
+        on_decoding: Callable[[], None],
         on_end: Callable[[EndedTurn], None],
         follow: Callable[[HandedOver], Awaitable[AsyncGenerator[Event, None]]],
         is_current: Callable[[], bool],
         alias: str,
-        on_unsaved: Callable[[], Awaitable[None]] | None = None,
-        breaker: Breaker | None = None,
+        on_unsaved: Callable[[], Awaitable[None]],
+        breaker: Breaker,
     ) -> None:
         self.admitted = admitted
         self._source = source
@@ -176,7 +176,7 @@ class OpenTurn:
         self._alias = alias  # what logs call the agent
         self._is_closed = False
         self._times: TurnTimes | None = None  # of the nodes that it has left, and then of its last
-        self._breaker = breaker or Breaker()
+        self._breaker = breaker
         self._answered_tokens = 0
         self.prefilled_tokens: int | None = None  # of the prompt, while more of them are to come
         telemetry.note_admission(admitted)
@@ -207,7 +207,7 @@ class OpenTurn:
                 if isinstance(answered, Finished):
                     self._add_times(answered.times)
                     self._check_current()
-                    if not answered.durable and self._on_unsaved is not None:
+                    if not answered.durable:
                         await self._on_unsaved()
                     await self._end("ok", answered.completion_tokens)
                 yield answered

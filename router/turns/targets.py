@@ -41,7 +41,7 @@ class Target:
     @property
     def prefill_s(self) -> float:
         """Expected seconds of prefill on the node."""
-        return self.decision.prefill_s if self.decision is not None else 0.0
+        return self.decision.terms.prefill_s if self.decision is not None else 0.0
 
     @property
     def is_cold(self) -> bool:

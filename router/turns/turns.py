@@ -344,7 +344,7 @@ class Turns:
         alias = fleet.alias(key)
         _LOG.info("agent %s moves first: %.1f s sooner on %s", alias, move.gain_s, ship.target)
         fleet.activity.note_move(key)
-        entry = fleet.ledger.begin(ship.target, move.prefill_s, cold=False)
+        entry = fleet.ledger.begin(ship.target, move.terms.prefill_s, cold=False)
         try:
             async with asyncio.timeout(MOVE_START_S + MOVE_TIMEOUT_FACTOR * ship.travel_s):
                 with fleet.ledger.shipping(ship):

@@ -66,7 +66,7 @@ def test_agent_leaves_long_queue_for_idle_node():
     assert decision.agent == ALICE
     assert decision.ship.source == "a"
     assert decision.node == "b"
-    assert decision.prefill_s == pytest.approx((11_000 - TOKENS) / 1_000)
+    assert decision.terms.prefill_s == pytest.approx((11_000 - TOKENS) / 1_000)
     assert 18 < decision.gain_s < 22, "the queue, and the delay that this turn no longer causes"
 
 

@@ -61,7 +61,7 @@ def test_longest_beginning_that_arrives_sooner_is_fetched():
     assert decision.loan.source == FAR
     assert decision.loan.addresses == nodes[1].view.addresses
     assert not decision.loan.is_coming
-    assert decision.prefill_s == pytest.approx(5.0 - 3.84)
+    assert decision.terms.prefill_s == pytest.approx(5.0 - 3.84)
     assert decision.terms.bring_s == pytest.approx(0.03 + 3_840 * 1_000 / (100 * MIB))
     assert lender_of(*nodes, prefixes=[head_on(FAR, 0.8), head_on(SLOW, 0.8)]) == FAR, (
         "the faster link"

@@ -116,7 +116,7 @@ def test_named_agent_starts(case):
 
     assert decision.node == ("b" if kind else "a")
     assert decision.how is (kind or How.RECOMPUTE)
-    assert decision.prefill_s == pytest.approx(expected_s(decision, snapshot))
+    assert decision.terms.prefill_s == pytest.approx(expected_s(decision, snapshot))
 
 
 def expected_s(decision, snapshot):
@@ -265,7 +265,7 @@ def test_decision_is_deterministic_and_valid_for_any_fleet(
     assert chosen.is_up or chosen.is_returning
     if decision.how is not How.STAY:
         assert chosen.is_alive
-        assert decision.prefill_s >= 0.0
+        assert decision.terms.prefill_s >= 0.0
         erased = {each.node for each in holders if each.role is ERASED}
         assert turn.agent is None or decision.node not in erased
 
