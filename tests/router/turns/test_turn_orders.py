@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fabric.ids import AgentId, TenantId
 from router.limits import TURN_ORDER_AGENTS_MAX, TURN_ORDERS_MAX
-from router.turns.turn_order import TurnOrders
+from router.turns.expected_turns import TurnOrders
 
 GROUP = TenantId("default"), "crew"
 NAMES = [AgentId(name) for name in "abcde"]
