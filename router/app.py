@@ -38,8 +38,7 @@ from router.api.models import ModelNames, ModelsApi
 from router.api.openapi import ref
 from router.api.probes import PlainErrors, probe_routes
 from router.api.turn_route import TurnServices, turn_routes
-from router.dashboard.files import read_files
-from router.dashboard.pages import Pages
+from router.dashboard.pages import Pages, read_files
 from router.http.auth import Auth
 from router.http.body_limit import BodyLimit
 from router.http.cors import Cors

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fabric.settings import RouterSettings
-from router.dashboard.files import FOLDER, PREFIX, read_files
+from router.dashboard.pages import FOLDER, PREFIX, read_files
 from tests.router.rig import KEY, rig
 from tests.support.vendored import wrong_files
 
