@@ -1,4 +1,4 @@
-"""Request bodies: the bytes that one tenant may hold, and slow uploads."""
+"""Request bodies: the bytes that one tenant may hold, slow uploads, and the pace of whole ones."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ import pytest
 from fabric.limits import BODY_BYTES_MAX, MIB
 from fabric.settings import RouterSettings
 from fabric.turn.generation import Finished, FinishReason
+from router.http.body_limit import RoundPacer
 from router.limits import BODIES_ARRIVING_BYTES_MAX
 from tests.router.fake_node import MODEL
 from tests.router.rig import KEY, OTHER_KEY, rig, until
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.anyio
 TENANTS = RouterSettings(
     api_keys={"one": KEY, "two": OTHER_KEY}, loopback_without_key=False, takeover_after_s=0.3
 )
+PER_ROUND = 4
 LONG = "x" * (2 * MIB)
 SILENT = (Finished(FinishReason.STOP, 0),)  # otherwise the fake echoes the body in one event
 BEGUN_FILE = b"MFHIBER1\x01\0\0\0\xe6\0\0\0"  # whose header has 230 bytes
@@ -166,3 +168,43 @@ async def test_prompt_of_32_mib_of_punctuation_reaches_node():
 
     assert answer.status_code == 200, answer.text[:300]
     assert fabric["node-a"].requests[-1].messages[0].texts == (text,)
+
+
+async def test_few_requests_pass_in_a_round_however_many_come():
+    pacer, rounds, passed = RoundPacer(PER_ROUND), [0], []
+
+    async def pass_one(number):
+        await pacer.wait("a")
+        passed.append(rounds[0])
+
+    tasks = [asyncio.create_task(pass_one(number)) for number in range(50)]
+    while not all(task.done() for task in tasks):
+        rounds[0] += 1
+        await asyncio.sleep(0)
+    assert max(passed.count(number) for number in passed) <= PER_ROUND
+    assert len(passed) == 50
+
+
+async def test_an_owner_does_not_wait_for_the_flood_of_another():
+    pacer, passed = RoundPacer(PER_ROUND), []
+
+    async def pass_one(owner):
+        await pacer.wait(owner)
+        passed.append(owner)
+
+    tasks = [asyncio.create_task(pass_one("flood")) for _ in range(100)]
+    await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(pass_one("other")))
+    await asyncio.gather(*tasks)
+    assert passed.index("other") <= 3 * PER_ROUND
+
+
+async def test_cancelled_requests_do_not_hold_up_others():
+    pacer = RoundPacer(PER_ROUND)
+    tasks = [asyncio.create_task(pacer.wait("a")) for _ in range(40)]
+    await asyncio.sleep(0)
+    for task in tasks[1::2]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(result is None for result in results) >= 20
+    await asyncio.wait_for(pacer.wait("a"), 60)
