@@ -27,7 +27,6 @@ from fabric.turn.generation import (
 from fabric.turn.messages import Message, MessageRole
 from router.api.adapter import ApiAdapter, ApiRequest
 from router.api.edit_fields import OWN_FIELD
-from router.api.hosted_tools import HostedTool, hosted_types
 from router.api.other_content import OTHER_PART, Content, content_kind
 from router.api.shared_fields import (
     SEED,
@@ -44,8 +43,10 @@ from router.api.tool_choice import (
     FUNCTION_TOOLS,
     TOOL_CHOICE,
     Function,
+    HostedTool,
     ToolChoice,
     function_choice,
+    hosted_types,
 )
 from router.api.turn_route import TurnServices, answer_turn
 from router.fleet.fleet import Fleet

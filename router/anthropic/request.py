@@ -17,7 +17,6 @@ from router.anthropic.messages import MESSAGES, AnyMessage, conversation
 from router.anthropic.tools import TOOL_CHOICE, TOOLS, Tool, ToolChoice, call_choice, functions_of
 from router.api.adapter import ApiRequest
 from router.api.conversation import is_begun, refuse_format
-from router.api.hosted_tools import HostedTool
 from router.api.other_content import OtherContent
 from router.api.shared_fields import (
     TEMPLATE_OPTIONS,
@@ -29,6 +28,7 @@ from router.api.shared_fields import (
     with_budget,
     with_effort,
 )
+from router.api.tool_choice import HostedTool
 from router.http.refusals import refuse, unsupported
 from router.http.schema import (
     AnyValue,

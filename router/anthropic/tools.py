@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from fabric.turn.answer_constraints import CallChoice
 from router.anthropic.content import CACHE_CONTROL, Notes
-from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
 from router.api.shared_fields import FLAG_OR_WORD
+from router.api.tool_choice import AnyTool, HostedTool, hosted_types
 from router.http.refusals import refuse
 from router.http.schema import (
     AnyObject,

@@ -17,7 +17,6 @@ from router.api.conversation import (
     without_billing_lines,
     without_empty,
 )
-from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
 from router.api.shared_fields import (
     TEMPLATE_OPTIONS,
     THOUGHT_TOKENS,
@@ -25,7 +24,16 @@ from router.api.shared_fields import (
     with_budget,
     with_effort,
 )
-from router.api.tool_choice import FUNCTION_TOOL, TOOL_CHOICE, Function, ToolChoice, call_choice
+from router.api.tool_choice import (
+    FUNCTION_TOOL,
+    TOOL_CHOICE,
+    AnyTool,
+    Function,
+    HostedTool,
+    ToolChoice,
+    call_choice,
+    hosted_types,
+)
 from router.http.refusals import refuse
 from router.http.schema import (
     AnyValue,

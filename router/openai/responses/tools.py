@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from fabric.turn.answer_constraints import ToolText
 from fabric.turn.generation import ToolCall
-from router.api.hosted_tools import AnyTool, HostedTool, hosted_types
-from router.api.tool_choice import Function
+from router.api.tool_choice import AnyTool, Function, HostedTool, hosted_types
 from router.http.refusals import refuse
 from router.http.schema import (
     ArrayOf,
