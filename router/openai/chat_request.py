@@ -54,10 +54,11 @@ from router.openai.custom_tools import CustomTool
 from router.openai.request import (
     COUNT,
     STREAM_OPTIONS,
+    TOKEN_LIMIT,
     OpenAiRequest,
+    ThinkingBody,
     require_stream,
 )
-from router.openai.sampling import TOKEN_LIMIT, ThinkingBody
 from router.prompt import chat_prompt
 
 _TOOL: Final = AnyTool(

@@ -24,10 +24,11 @@ from router.limits import ANSWERS_MAX, PROMPTS_MAX, TOKEN_ID_MAX, TOP_LOGPROBS_M
 from router.openai.request import (
     COUNT,
     STREAM_OPTIONS,
+    TOKEN_LIMIT,
     OpenAiRequest,
+    SamplingBody,
     require_stream,
 )
-from router.openai.sampling import TOKEN_LIMIT, SamplingBody
 from router.prompt import Prompt, raw_prompt, tokens_prompt
 
 _LIMIT: Final = replace(TOKEN_LIMIT, low=0)

@@ -42,6 +42,7 @@ from router.http.schema import (
 )
 from router.http.turn_headers import AGENT_HEADER, expected_next
 from router.limits import INCLUDED_MAX, MESSAGE_NAME_CHARS_MAX, TOP_LOGPROBS_MAX
+from router.openai.request import TOKEN_LIMIT, ThinkingBody
 from router.openai.responses.items import (
     INPUT,
     Entry,
@@ -51,7 +52,6 @@ from router.openai.responses.items import (
     entries_of,
 )
 from router.openai.responses.tools import TOOLS, ResponsesTool, Tools, tools_of
-from router.openai.sampling import TOKEN_LIMIT, ThinkingBody
 from router.prompt import Prompt, chat_prompt
 
 _LOGPROBS: Final = "message.output_text.logprobs"
