@@ -6,7 +6,7 @@ from fabric.json_items import ItemCount
 from fabric.limits import JSON_ITEMS_MAX, TURN_ITEMS_MAX
 from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Sampling
 from fabric.turn.messages import template_form
-from router.openai.chat_messages import MESSAGES
+from router.openai.chat_request import MESSAGES
 
 
 def read_messages(messages):
