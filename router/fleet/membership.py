@@ -24,7 +24,7 @@ from fabric.errors import FabricError, RejectedError, RetryLaterError, StartFail
 from fabric.ids import NodeName
 from fabric.limits import HEARTBEAT_S
 from fabric.ports import Clock
-from router.fleet.agent_lists import free_in_steps, read_list
+from router.fleet.agent_lists import AgentReports, free_in_steps, read_list
 from router.fleet.node_client import ControlTransport, NodeLink
 from router.fleet.stall_watch import StallWatch
 from router.limits import HEARTBEATS_AT_ONCE_MAX, LEASE_S, SUSPECT_S, WHOLE_LIST_S
@@ -35,22 +35,6 @@ PULSE_TIMEOUT_S = 600.0  # of a heartbeat while the router stalls again and agai
 NodeNames = Callable[[], tuple[NodeName, ...]]
 Roster = Callable[[], Awaitable[Mapping[NodeName, ControlTransport]]]
 LinkFactory = Callable[[NodeName, ControlTransport, Callable[[], bool]], NodeLink]
-
-
-class AgentObserver(Protocol):
-    """Observer of the agents that nodes hold."""
-
-    async def on_list(self, agents: AgentList, requested_s: float) -> None:
-        """Apply a node's list, requested at `requested_s` by the router's clock."""
-        ...
-
-    def needs_whole_list(self, node: NodeName) -> bool:
-        """Return whether a node's whole list is needed, not only its changes."""
-        ...
-
-    def on_restart(self, node: NodeName) -> None:
-        """Accept lists of a new incarnation, whose change counter restarts."""
-        ...
 
 
 class CatchUp(Protocol):
@@ -166,7 +150,7 @@ class Membership:
         roster: Roster,
         connect: LinkFactory,
         clock: Clock,
-        observer: AgentObserver,
+        reports: AgentReports,
         *,
         catch_up: CatchUp | None = None,
         watch: Callable[[Member, str], None] = lambda *_: None,
@@ -180,7 +164,7 @@ class Membership:
         self._roster = roster
         self._connect = connect
         self._clock = clock
-        self._observer = observer
+        self._reports = reports
         self._members: dict[NodeName, Member] = {}
         self._sorted: tuple[Member, ...] = ()
         self._unlisted: set[NodeName] = set()  # have never reported their agents
@@ -380,7 +364,7 @@ class Membership:
                 self._report_state(member)
 
     def _report_state(self, member: Member) -> None:
-        """Count a lease that ended, and report the node's state to the observer."""
+        """Count a lease that ended, and report the node's state to the watch."""
         health = self.health(member.name)
         is_expired = health is LeaseState.EXPIRED
         if is_expired and not member.was_expired:
@@ -443,7 +427,7 @@ class Membership:
             if restarted:
                 _LOG.info("node %s restarted", member.name)
                 member.supports_changes = member.supports_rows = True  # perhaps of another version
-                self._observer.on_restart(member.name)
+                self._reports.on_restart(member.name)
             self._note_view(member)
         return True
 
@@ -464,12 +448,12 @@ class Membership:
         self._report_state(member)
 
     def _has_news(self, member: Member) -> bool:
-        return member.listed != member.state or self._observer.needs_whole_list(member.name)
+        return member.listed != member.state or self._reports.needs_whole_list(member.name)
 
     async def _list(self, member: Member, *, whole: bool = False) -> None:
         requested_s = self._clock.monotonic_s()
         last_version = member.listed or (0, 0)
-        if requested_s - member.whole_s > WHOLE_LIST_S or self._observer.needs_whole_list(
+        if requested_s - member.whole_s > WHOLE_LIST_S or self._reports.needs_whole_list(
             member.name
         ):
             whole = True
@@ -481,7 +465,7 @@ class Membership:
         view = member.view
         if view is None or agents.node != member.name or agents.incarnation != view.incarnation:
             return  # the next heartbeat requests it again
-        await self._observer.on_list(agents, requested_s)
+        await self._reports.on_list(agents, requested_s)
         items, agents = list(agents.agents), replace(agents, agents=())
         await free_in_steps(items)
         version = (agents.incarnation, agents.changes)
