@@ -291,20 +291,22 @@ class NodeLink:
 
     async def _over_http(self, raw: bytes) -> bytes:
         headers = {"content-type": "application/msgpack", NODE_HEADER: self.name}
-        return await self._read(await self.post(CONTROL_PATH, raw, headers, Use.CALL))
+        answer = await self.post(CONTROL_PATH, raw, headers, Use.CALL)
+        return await self.read(answer, CONTROL_BYTES_MAX)
 
-    async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
-        reply = bytearray()
+    async def read(self, answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+        """Return the body of a response to `post`, which ends here; raise FabricError."""
+        body = bytearray()
         with self._raise_as_lost():
             try:
                 async for chunk in answer.content.iter_any():
-                    reply += chunk
-                    if len(reply) > CONTROL_BYTES_MAX:
-                        message = f"an answer of {self.name} is over {CONTROL_BYTES_MAX} bytes"
+                    body += chunk
+                    if len(body) > bytes_max:
+                        message = f"an answer of {self.name} is over {bytes_max} bytes"
                         raise FabricError(message, code=BAD_NODE_ANSWER)
             finally:
                 self._http.release(answer)
-        return bytes(reply)
+        return bytes(body)
 
     async def _lines(self, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         pending = b""

@@ -4,8 +4,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import aiohttp
-
 from fabric.codec import dump_json, from_plain, parse_json
 from fabric.control.versions import BAD_NODE_ANSWER
 from fabric.errors import FabricError, RejectedError, RetryLaterError
@@ -63,21 +61,11 @@ async def _query(fleet: Fleet, node: NodeName, path: str, turn: TurnRequest, kin
     """Return a node's answer; raise its FabricError, or NodeLostError if it does not answer."""
     request = turn.request(epoch=0)
     body = await run_sized(turn.tenant, turn.prompt.bytes_count, partial(dump_json, request))
-    answer = await fleet.link(node).post(path, body, {"content-type": "application/json"})
-    raw = bytearray()
+    link = fleet.link(node)
+    answer = await link.post(path, body, {"content-type": "application/json"})
+    raw = await link.read(answer, TURN_BODY_BYTES_MAX)
     try:
-        async for chunk in answer.content.iter_any():
-            raw += chunk
-            if len(raw) > TURN_BODY_BYTES_MAX:
-                text = f"{node} sent an answer over {TURN_BODY_BYTES_MAX} bytes"
-                raise FabricError(text, code=BAD_NODE_ANSWER)
-    except (aiohttp.ClientError, OSError) as error:
-        text = f"the connection to {node} broke ({type(error).__name__})"
-        raise NodeLostError(text, node) from None
-    finally:
-        answer.close()
-    try:
-        reply: T = from_plain(kind, parse_json(bytes(raw), items_max=TURN_ITEMS_MAX), "answer")
+        reply: T = from_plain(kind, parse_json(raw, items_max=TURN_ITEMS_MAX), "answer")
     except RejectedError as error:
         text = f"{node} sent an invalid answer about a prompt: {error.message}"
         raise FabricError(text, code=BAD_NODE_ANSWER) from None
