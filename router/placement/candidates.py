@@ -226,7 +226,7 @@ class Ranking:
         return list(islice((name for name in names if not is_taken(name)), count))
 
     def _costs(self, work: TurnWork, cached: Sequence[Cached]) -> "Column":
-        """Return each node's cost of a turn, as `seconds.whole_cost_s` has it, by row."""
+        """Return each node's cost of a turn, the total of `seconds.terms_of`, by row."""
         np, table = self._np, self._table[:, : len(self._nodes)]
         share = SHARE_SLACK * (self._agents_sum + 1) / max(self._weights_sum, 1e-9)
         uncached_tokens = np.full(len(self._nodes), work.prompt_tokens)
