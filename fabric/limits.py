@@ -77,6 +77,7 @@ INTEGER_CHARS_MAX: Final = 400  # of one integer in a long body; their cost grow
 TURN_ITEMS_MAX: Final = 1_000_000  # values of a turn on its way to a node, with its tokens
 COMPLETION_TOKENS_MAX: Final = 131_072
 MODEL_ALIASES_MAX: Final = 256
+RETRY_AFTER_S_MIN: Final = 1.0
 RETRY_AFTER_S_MAX: Final = 60.0  # current clients ignore longer values
 TURN_BODY_BYTES_MAX: Final = BODY_BYTES_MAX + 2 * MIB  # the client's, and what the router adds
 POLICIES_MAX: Final = 16  # policies of a fabric, and of one request
@@ -171,3 +172,8 @@ HIBERNATION_GRACE_S: Final = 30.0  # until a file's first bytes, sent or receive
 HIBERNATION_BYTES_PER_S_MIN: Final = 128 * KIB  # rate at which the client must send or receive
 MODEL_NAME_CHARS_MAX: Final = 512
 EPOCH_MAX: Final = 1 << 48  # of an imported record: a higher epoch could outlast every later owner
+
+
+def retry_wait_s(wait_s: float, wait_s_max: float = RETRY_AFTER_S_MAX) -> float:
+    """Return an expected wait within the bounds of Retry-After."""
+    return min(max(wait_s, RETRY_AFTER_S_MIN), wait_s_max)

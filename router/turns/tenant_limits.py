@@ -12,7 +12,7 @@ from typing import Final
 
 from fabric.errors import OverloadedError
 from fabric.ids import TenantId
-from fabric.limits import RETRY_AFTER_S_MAX
+from fabric.limits import retry_wait_s
 from fabric.ports import Clock
 from fabric.tenant_settings import TenantLimits
 from fabric.turn.generation import Admitted, CacheTier
@@ -23,7 +23,6 @@ from router.turns.tenant_usage import TenantUsage, computed_tokens, saved_s
 
 TURNS_LIMIT: Final = "turns_limit_exceeded"
 RATE_LIMIT: Final = "rate_limit_exceeded"  # as OpenAI calls it
-RETRY_AFTER_S_MIN: Final = 1.0
 _MINUTE_S: Final = 60.0
 _NEW_SHARE: Final = 0.2  # of the last turn in the mean duration
 
@@ -115,11 +114,7 @@ class TenantAccounts:
                 f"your limit of turns at once ({limits.turns}) is reached: retry this "
                 "request once another has ended, or after Retry-After seconds"
             )
-            raise OverloadedError(
-                message,
-                retry_after_s=min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX),
-                code=TURNS_LIMIT,
-            )
+            raise OverloadedError(message, retry_after_s=retry_wait_s(wait_s), code=TURNS_LIMIT)
         rate = limits.tokens_per_minute
         if rate is None:
             return
@@ -131,9 +126,7 @@ class TenantAccounts:
                 "after Retry-After seconds; cached tokens do not count"
             )
             raise OverloadedError(
-                message,
-                retry_after_s=min(max(wait_s, RETRY_AFTER_S_MIN), TENANT_WAIT_S_MAX),
-                code=RATE_LIMIT,
+                message, retry_after_s=retry_wait_s(wait_s, TENANT_WAIT_S_MAX), code=RATE_LIMIT
             )
 
     def _refill(self, account: _Account) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from fabric.errors import OverloadedError
 from fabric.fair_share import share_of
 from fabric.ids import NodeName, TenantId
-from fabric.limits import RETRY_AFTER_S_MAX
+from fabric.limits import RETRY_AFTER_S_MIN, retry_wait_s
 from fabric.ports import Clock
 from fabric.turn.generation import Priority
 from router.fair_queue import FairQueue
@@ -30,8 +30,6 @@ from router.limits import (
     SENT_TURNS_MAX,
 )
 from router.telemetry import Telemetry
-
-RETRY_AFTER_S_MIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ class _NodeQueue:
         else:
             own_s = sum(map(self._order.cost, tenants))
         wait_s = own_s / 2 / self._pace.work_per_s
-        return min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX)
+        return retry_wait_s(wait_s)
 
     def is_full(self, tenant: str) -> bool:
         """Return whether one more turn of a tenant would be refused."""

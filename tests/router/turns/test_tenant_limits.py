@@ -7,19 +7,14 @@ import pytest
 
 from fabric.errors import OverloadedError, RejectedError
 from fabric.ids import TenantId
-from fabric.limits import RETRY_AFTER_S_MAX
+from fabric.limits import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN
 from fabric.settings import RouterSettings, parse_settings
 from fabric.tenant_settings import TenantLimits
 from fabric.turn.generation import Admitted, CacheTier, MatchKind
 from router.limits import TENANT_WAIT_S_MAX
 from router.telemetry import Telemetry
 from router.turns.open_turn import EndedTurn
-from router.turns.tenant_limits import (
-    RATE_LIMIT,
-    RETRY_AFTER_S_MIN,
-    TURNS_LIMIT,
-    TenantAccounts,
-)
+from router.turns.tenant_limits import RATE_LIMIT, TURNS_LIMIT, TenantAccounts
 from tests.router.fake_node import MODEL
 from tests.router.rig import KEY, OTHER_KEY, rig, until
 from tests.support.clocks import ManualClock
