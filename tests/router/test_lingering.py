@@ -16,8 +16,8 @@ from tests.router.test_http_guard import (
     is_closed,
     read_all,
     served,
-    until,
 )
+from tests.support.waiting import wait_until
 
 ENDLESS = head("/unread", "POST", "connection: close", "transfer-encoding: chunked")
 CHUNK = b"%x\r\n%s\r\n" % (16 * KIB, b"a" * 16 * KIB)
@@ -31,7 +31,7 @@ def server(request, monkeypatch):
 
 
 def until_nothing_lingers(server):
-    until(lambda: len(server.table) == 0 and not server.table.lingering._bytes)
+    wait_until(lambda: len(server.table) == 0 and not server.table.lingering._bytes)
 
 
 @pytest.mark.parametrize("more", ["connection: close", "connection: keep-alive"])
@@ -68,7 +68,7 @@ def test_longest_lingering_connection_is_closed_first(server, monkeypatch):
         for _ in range(8):
             socks.append(opened.enter_context(server.connect(ENDLESS + CHUNK)))
             assert answer_of(socks[-1]).startswith(OK)
-        until(lambda: len(server.table) == 4)
+        wait_until(lambda: len(server.table) == 4)
         for sock in socks[4:]:  # these are still read
             sock.sendall(b"0\r\n\r\n")
             read_all(sock)
@@ -89,5 +89,5 @@ def test_client_that_disconnects_mid_body_leaves_nothing(server):
     with server.connect(ENDLESS + CHUNK) as sock:
         assert answer_of(sock).startswith(OK)
         sock.shutdown(socket.SHUT_WR)
-        until(lambda: is_closed(sock))
+        wait_until(lambda: is_closed(sock))
     until_nothing_lingers(server)
