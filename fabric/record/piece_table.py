@@ -8,11 +8,10 @@ An edit moves pieces and never bytes: every token of a table knows the place at 
 computed, and no operation changes that.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from itertools import chain, takewhile
+from itertools import takewhile
 from operator import eq
 
 from fabric.errors import require
@@ -47,15 +46,6 @@ class Piece:
     def moved(self, by: int) -> "Piece":
         """Return the piece moved by `by` positions."""
         return replace(self, delta=self.delta + by) if by else self
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPlace:
-    """One token: number `offset` of a block, moved by `delta` positions."""
-
-    block: BlockRef
-    offset: int
-    delta: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +105,6 @@ class PieceTable:
         """Return whether any piece is a part of a block, or was moved."""
         return not all(piece.is_whole for piece in self.items)
 
-    def resolve(self, position: int) -> TokenPlace:
-        """Return the place of the token at `position`."""
-        assert 0 <= position < self.tokens_count, "the position is one of a token"
-        index = bisect_right(self._ends, position)
-        piece = self.items[index]
-        return TokenPlace(piece.block, piece.end - (self._ends[index] - position), piece.delta)
-
     def unedited(self, tokens_max: int) -> "PieceTable":
         """Return the leading whole blocks in their own places that end within `tokens_max`."""
         count = 0
@@ -153,16 +136,6 @@ class PieceTable:
         """Return a table of the tokens `start:end`, which starts at position 0."""
         return PieceTable(tuple(part.moved(-start) for part in self._parts(start, end)))
 
-    def splice(self, start: int, end: int, inserted: "PieceTable") -> "PieceTable":
-        """Return the table with the tokens `start:end` replaced by `inserted`; later ones move.
-
-        Pieces that fit together again are joined: putting back what was taken out undoes it.
-        """
-        shift = inserted.tokens_count - (end - start)
-        before, after = self._parts(0, start), self._parts(end, self.tokens_count)
-        moved = (piece.moved(start) for piece in inserted), (part.moved(shift) for part in after)
-        return PieceTable(tuple(_join_pieces(chain(before, *moved))))
-
     def _parts(self, start: int, end: int) -> Iterator[Piece]:
         """Yield the pieces of the tokens `start:end`, with their deltas unchanged."""
         assert 0 <= start <= end <= self.tokens_count, "the range lies within the tokens"
@@ -173,17 +146,3 @@ class PieceTable:
                 yield piece
             elif part[0] < part[1]:
                 yield Piece(piece.block, *part, piece.delta)
-
-
-def _join_pieces(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Join neighbours that are adjacent parts of one block."""
-    last: Piece | None = None
-    for piece in pieces:
-        if last is not None and piece.continues(last):
-            last = replace(last, end=piece.end)
-            continue
-        if last is not None:
-            yield last
-        last = piece
-    if last is not None:
-        yield last
