@@ -49,9 +49,8 @@ from node.mlx.model_limits import ModelLimits
 from node.mlx.resident_cache import ResidentCache
 from node.node import Node, NodeResources
 from node.prompt.directed_request import DirectedRequest
+from node.prompt.earlier_answers import KnownAnswers, ShownAnswer, locate_messages, restore_answers
 from node.prompt.pipeline import PlannedPrompt
-from node.prompt.remembered_answers import ShownAnswer
-from node.prompt.restored_answers import KnownAnswers, locate_messages, restore_answers
 from node.runtime.identity import NodeConfig, NodeIdentity, ServedModel
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore

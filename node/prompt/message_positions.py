@@ -11,7 +11,7 @@ from fabric.record.message_positions import (
     message_digest,
 )
 from node.prompt.directed_request import DirectedRequest
-from node.prompt.remembered_answers import ShownAnswer
+from node.prompt.earlier_answers import ShownAnswer
 
 
 def positions_after(

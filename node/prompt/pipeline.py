@@ -27,16 +27,16 @@ from node.mlx.thought_budget import ThoughtBudget, ThoughtBudgets
 from node.prompt.answer_grammars import AnswerGrammars
 from node.prompt.continued_prompt import plan_resumption
 from node.prompt.directed_request import DirectedRequest, apply_directives, follow_record
-from node.prompt.encoder_threads import EncoderThreads
-from node.prompt.prompt_encoder import PromptEncoder
-from node.prompt.remembered_answers import ShownAnswer
-from node.prompt.restored_answers import (
+from node.prompt.earlier_answers import (
     KnownAnswers,
     LocatedRequest,
     RestoredRequest,
+    ShownAnswer,
     locate_messages,
     restore_answers,
 )
+from node.prompt.encoder_threads import EncoderThreads
+from node.prompt.prompt_encoder import PromptEncoder
 
 
 class KnownConversations(Protocol):

@@ -26,7 +26,7 @@ from node.agents.agent_table import AgentTable, Recognized
 from node.engine.moving_streams import MovingStreams
 from node.limits import AGENT_TURNS_WAITING_MAX
 from node.migration.incoming import IncomingMoves
-from node.prompt.restored_answers import KnownAnswers
+from node.prompt.earlier_answers import KnownAnswers
 from node.runtime.health import Health
 from node.store.granted_terms import GrantedTerms
 from node.store.tombstones import TombstoneStore

@@ -14,12 +14,12 @@ from fabric.turn.generation import GenerateRequest, Identity, IdentityKind, Samp
 from fabric.turn.messages import Message, MessageRole, ToolUse, template_form
 from node.agents import indexes
 from node.dialect.template_messages import TemplateTraits, adapt_messages
-from node.prompt import restored_answers as restoring
-from node.prompt.remembered_answers import conversation_answers
-from node.prompt.restored_answers import (
+from node.prompt import earlier_answers as restoring
+from node.prompt.earlier_answers import (
     NO_OPTIONS,
     KnownAnswers,
     MessagePlaces,
+    conversation_answers,
     locate_messages,
     restore_answers,
 )

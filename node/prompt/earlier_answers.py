@@ -1,13 +1,20 @@
-"""Restore what a client dropped from earlier answers, or spelled differently.
+"""Earlier answers of a conversation: restored in a prompt, matched after edits, remembered.
 
 Most programs send an answer's text and calls back without its reasoning; some trim white space,
 rewrite arguments or replace the ids of calls. The prompt then differs from what was computed, and
-from what the model was trained on. An answer is known by its place: a hash of all messages up to
-it that ignores reasoning, white space, ids and the spelling of arguments. After an edit, an agent's
-own answers are matched by their neighbours (`answer_matching.py`).
+from what the model was trained on. So after each turn the agent's record remembers the parts that
+clients drop or rewrite, and the next prompt gets them back.
+
+An answer is known by its place: a hash of all messages up to it that ignores reasoning, white
+space, ids and the spelling of arguments. An edit of something before an answer changes its place.
+Then an agent's own answers are matched by signs: the answer itself, without its reasoning, and one
+neighbour, which is the message or answer before it, or the answer after it. An answer that occurs
+several times is the first, second or last of them while all of them are there; after that only its
+calls' ids identify it. A sign that matches two answers matches neither.
 """
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -16,14 +23,76 @@ from typing import Any, Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from fabric.limits import ANSWERS_BYTES_MAX
 from fabric.record.answers import Answers, CallWritten, OmittedParts
 from fabric.settings import DATES_OPTION, RESTORE_OPTION
 from fabric.turn.conversation_form import FormChain, form_chain
-from fabric.turn.generation import GenerateRequest, IdentityKind
-from fabric.turn.messages import Message, MessageRole, spelled_arguments
+from fabric.turn.generation import GenerateRequest, IdentityKind, ToolCall
+from fabric.turn.messages import Message, MessageRole, ToolUse, spelled_arguments
+from node.dialect.answer_delta import AnswerDelta
 from node.dialect.template_messages import WrittenArguments
-from node.prompt.answer_matching import answer_signs, match_answers
 from node.prompt.prompt_boundaries import move_date_lines
+
+Signs = tuple[int, ...]  # hashes that each identify an answer
+_AFTER_MESSAGE: Final = 1
+_AFTER_ANSWER: Final = 2
+_BEFORE_ANSWER: Final = 3
+_BY_CALL_IDS: Final = 4
+
+
+def answer_signs(messages: Sequence[Message], digests: Sequence[int]) -> list[Signs]:
+    """Return the signs of each message that is an answer; `digests` are of all messages."""
+    answers = [at for at, message in enumerate(messages) if message.role is MessageRole.ASSISTANT]
+    counts, seen = Counter(digests[at] for at in answers), Counter[int]()
+    signs: list[Signs] = [()] * len(messages)
+    for number, at in enumerate(answers):
+        digest = digests[at]
+        identity = (digest, seen[digest], counts[digest])
+        seen[digest] += 1
+        message_signs = _call_id_signs(messages[at], digest)
+        if at:
+            message_signs.append(_sign(_AFTER_MESSAGE, *identity, digests[at - 1]))
+        if number:
+            message_signs.append(_sign(_AFTER_ANSWER, *identity, digests[answers[number - 1]]))
+        if number + 1 < len(answers):
+            message_signs.append(_sign(_BEFORE_ANSWER, *identity, digests[answers[number + 1]]))
+        signs[at] = tuple(message_signs)
+    uses = Counter(sign for message_signs in signs for sign in message_signs)
+    return [tuple(sign for sign in message_signs if uses[sign] == 1) for message_signs in signs]
+
+
+def _sign(kind: int, *parts: int) -> int:
+    return xxh3_64_intdigest(b"".join(part.to_bytes(8, "little") for part in parts), seed=kind)
+
+
+def _call_id_signs(answer: Message, digest: int) -> list[int]:
+    """Return the sign of an answer by its calls' ids, if all calls have one."""
+    ids = [use.id for use in answer.uses]
+    if not ids or not all(ids):
+        return []
+    joined = "\0".join(map(str, ids)).encode("utf-8", "surrogatepass")
+    return [_sign(_BY_CALL_IDS, digest, xxh3_64_intdigest(joined))]
+
+
+def match_answers(signs_at: Mapping[int, Signs], answers: Answers) -> dict[int, OmittedParts]:
+    """Return the `answers` that the signs identify without doubt, by the places of the signs."""
+    index: dict[int, set[int]] = defaultdict(set)
+    for old_place, answer in answers.items():
+        for sign in answer.signs:
+            index[sign].add(old_place)
+    old_places = dict(_old_places(signs_at, index))
+    uses = Counter(old_places.values())
+    return {place: answers[old] for place, old in old_places.items() if uses[old] == 1}
+
+
+def _old_places(
+    signs_at: Mapping[int, Signs], index: Mapping[int, set[int]]
+) -> Iterator[tuple[int, int]]:
+    for place, signs in signs_at.items():
+        candidates = {old for sign in signs for old in index.get(sign, ())}
+        if len(candidates) == 1:
+            yield place, candidates.pop()
+
 
 _OWN_OPTIONS: Final = frozenset({RESTORE_OPTION, DATES_OPTION})
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -205,3 +274,107 @@ def _arguments(sent: Any, call: CallWritten) -> Any:
     except (ValueError, RecursionError):
         return sent
     return WrittenArguments(call.arguments, parsed) if isinstance(parsed, dict) else sent
+
+
+@dataclass(slots=True, eq=False)
+class ShownAnswer:
+    """The part of an answer that its client is shown: reasoning, text and calls."""
+
+    _thoughts: list[str] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
+    _calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, shown: AnswerDelta) -> None:
+        self._thoughts.append(shown.reasoning)
+        self._texts.append(shown.text)
+        self._calls += shown.calls
+
+    @property
+    def text(self) -> str:
+        """All of its text, without thoughts and calls."""
+        return "".join(self._texts)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether clients send it back as it is: no thoughts or calls, no white space to trim."""
+        is_trimmed = self.text == self.text.strip()
+        return is_trimmed and not self._calls and not any(self._thoughts)
+
+    @property
+    def message(self) -> Message:
+        """The answer as a message."""
+        uses = tuple(ToolUse(call.name, call.arguments, call.id) for call in self._calls)
+        reasoning = "".join(self._thoughts) or None
+        return Message(MessageRole.ASSISTANT, (self.text,), reasoning=reasoning, uses=uses)
+
+
+def remember_answer(
+    prompt: RestoredRequest,
+    shown: ShownAnswer,
+    answers: Answers,
+    redacted: Mapping[int, Message],
+) -> Answers:
+    """Return the agent's `answers` with the new one; redact the `redacted` ones.
+
+    With restoring switched off, only those parts of earlier answers are kept that the prompt had.
+    """
+    answers = {**answers, **prompt.answers} if prompt.restores else {}
+    messages = prompt.request.messages
+    if not messages or (shown.is_plain and not answers):
+        return answers
+    answer = shown.message
+    if not prompt.request.continues:
+        return conversation_answers(answers, messages, answer, prompt.places, redacted)
+    *before, begun = messages
+    reasoning = (begun.reasoning or "") + (answer.reasoning or "")
+    answer = replace(answer, texts=begun.texts + answer.texts, reasoning=reasoning or None)
+    return conversation_answers(answers, before, answer, MessagePlaces(before), redacted)
+
+
+def conversation_answers(
+    answers: Answers,
+    messages: Sequence[Message],
+    last: Message,
+    places: MessagePlaces,
+    redacted: Mapping[int, Message],
+) -> Answers:
+    """Return the answers to remember of a conversation that ends with answer `last`.
+
+    The oldest answers are dropped first. Of `redacted` messages only white space is kept.
+    """
+    remembered: dict[int, OmittedParts] = {}
+    left_bytes = ANSWERS_BYTES_MAX
+    all_places, digests = places.with_next(last)
+    conversation = [*messages, last]
+    rows = zip(all_places, conversation, answer_signs(conversation, digests), strict=True)
+    for number, (place, message, signs) in reversed([*enumerate(rows)]):
+        if message.role is not MessageRole.ASSISTANT:
+            continue
+        answer = _parts_of(message) if message is last else answers.get(place, OmittedParts())
+        answer = replace(answer, reasoning=message.reasoning or answer.reasoning, signs=signs)
+        if number in redacted:
+            answer = _redact_answer(answer, redacted[number])
+        if answer.is_empty:
+            continue
+        try:
+            left_bytes -= answer.size_bytes
+        except UnicodeEncodeError:
+            continue
+        if left_bytes < 0:
+            break
+        remembered[place] = answer
+    return dict(reversed(remembered.items()))
+
+
+def _redact_answer(answer: OmittedParts, redacted: Message) -> OmittedParts:
+    """Drop the parts of an answer that directives dropped; ids of kept calls stay."""
+    calls = tuple(CallWritten("", use.id or "") for use in redacted.uses)
+    return replace(answer, reasoning=redacted.reasoning or "", calls=calls)
+
+
+def _parts_of(message: Message) -> OmittedParts:
+    text = "".join(message.texts)
+    before = text[: len(text) - len(text.lstrip())]
+    after = text[len(text.rstrip()) :] if before != text else ""
+    calls = [CallWritten(str(use.arguments), use.id or "") for use in message.uses]
+    return OmittedParts(message.reasoning or "", before, after, tuple(calls))
