@@ -1,16 +1,26 @@
-"""Apply an agent's directives to a request: replace messages, and choose what an edit keeps."""
+"""Requests under an agent's directives: messages replaced, edits chosen, positions after the turn.
+
+A directive finds its message in the agent's record, which has the positions of all messages in the
+agent's text, and the parts that each has besides.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fabric.edit_mode import EditMode
-from fabric.record.directed_messages import edit_messages, pending_directives
+from fabric.record.directed_messages import edit_messages, edits_of, pending_directives
 from fabric.record.directive import Directive, live_directives
 from fabric.record.manifest import Manifest
-from fabric.record.message_parts import OtherParts
-from fabric.record.message_positions import MessagePositions, SentMessage
+from fabric.record.message_parts import OtherParts, other_parts
+from fabric.record.message_positions import (
+    MessagePositions,
+    SentMessage,
+    find_positions,
+    message_digest,
+)
 from fabric.turn.generation import GenerateRequest, IdentityKind
 from fabric.turn.messages import Message
+from node.prompt.earlier_answers import ShownAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +82,54 @@ def _edit_mode(requested: EditMode | None, matched: Sequence[Directive]) -> Edit
     if requested is None and any(d.mode.keeps for d in matched):
         return EditMode.AMORTIZE
     return requested
+
+
+def positions_after(
+    before: MessagePositions | None,
+    prompt: DirectedRequest,
+    text: bytes,
+    answer: bytes,
+    shown: ShownAnswer,
+) -> MessagePositions | None:
+    """Return positions in a prompt's `text` and its answer; `before` are the record's."""
+    request, positions = prompt.request, prompt.positions
+    if request.resume is not None:
+        if before is None or request.extends or not prompt.sent:
+            return before
+        # Without the begun answer.
+        positions = MessagePositions(before.messages[: len(prompt.sent)])
+    elif request.extends:
+        return before.edited(edits_of(prompt.matched)) if before is not None else None
+    if positions is None or not answer:
+        return positions.within(len(text)) if positions is not None else None
+    if request.continues:  # the client will send that message together with its rest
+        sent_count = len(prompt.sent) or len(positions.messages)
+        return MessagePositions(positions.messages[: sent_count - 1])
+    message = shown.message
+    sent = SentMessage(message.role, message_digest(message), len(shown.text), shown.text)
+    last = find_positions([sent], answer, ()).messages[0]
+    start = None if last.start is None else len(text) + last.start
+    return MessagePositions((*positions.messages, replace(last, start=start)))
+
+
+def parts_after(
+    before: tuple[OtherParts, ...] | None,
+    prompt: DirectedRequest,
+    answer: bytes,
+    shown: ShownAnswer,
+) -> tuple[OtherParts, ...] | None:
+    """Return the parts of messages besides text, after a prompt's answer; None: unknown."""
+    request = prompt.request
+    if request.resume is not None:
+        if before is None or request.extends or not prompt.sent:
+            return before
+        count = len(prompt.sent)
+        parts = tuple(other for other in before if other.number < count)
+    elif request.extends or prompt.parts is None or prompt.positions is None:
+        return None  # appended text belongs to no numbered message
+    else:
+        parts, count = prompt.parts, len(prompt.positions.messages)
+    if not answer or request.continues:
+        return parts
+    last = other_parts(count, shown.message, shown.message)
+    return (*parts, last) if last is not None else parts

@@ -33,8 +33,8 @@ from node.agents.agent_table import AgentTable
 from node.engine.sequence import Ended, Head
 from node.limits import UNSAVED_BYTES_MAX
 from node.mlx.resident_cache import ResidentCache
+from node.prompt.directed_request import parts_after, positions_after
 from node.prompt.earlier_answers import ShownAnswer, remember_answer
-from node.prompt.message_positions import parts_after, positions_after
 from node.prompt.pipeline import PlannedPrompt
 from node.runtime.health import Health
 from node.runtime.workers import low_latency
