@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from fabric.limits import BLOCK_TOKENS
-from node.engine.delivery import emit_event
+from node.engine.decode_step import emit_event
 from node.engine.sequence import Awaited, Head, Sequence
 from node.limits import HEAD_TOKENS_MIN, HEAD_WAIT_EXTRA_S, HEAD_WAIT_FACTOR
 

@@ -9,8 +9,17 @@ from functools import partial
 from fabric.errors import EngineFailedError
 from fabric.ports import Clock
 from fabric.turn.generation import FinishReason
-from node.engine.decode_step import Growth, decode_step, grow, victim
-from node.engine.delivery import emit_event, end, fail, hand_over, note_scored
+from node.engine.decode_step import (
+    Growth,
+    decode_step,
+    emit_event,
+    end,
+    fail,
+    grow,
+    hand_over,
+    note_scored,
+    victim,
+)
 from node.engine.heads import Heads
 from node.engine.memory_budget import MemoryBudget, Reservation
 from node.engine.moving_streams import MovingStreams, PrefillHold

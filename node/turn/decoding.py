@@ -27,7 +27,7 @@ from fabric.turn.generation import (
 )
 from node.agents.agent import Agent
 from node.dialect.answer_delta import AnswerDelta, ToolCallDelta
-from node.engine.delivery import finish_reason, produced_event
+from node.engine.decode_step import finish_reason, produced_event
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import (
     Awaited,

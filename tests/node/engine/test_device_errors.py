@@ -11,7 +11,7 @@ import pytest
 
 from fabric.errors import EngineFailedError
 from fabric.turn.generation import CacheTier, Failed, FinishReason, Sampling
-from node.engine.delivery import end
+from node.engine.decode_step import end
 from node.engine.engine_thread import EngineThread
 from node.engine.sequence import TrimmedEnd
 from node.limits import DEVICE_FAILURES_MAX, DEVICE_FAILURES_WITHIN_S
