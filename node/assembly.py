@@ -27,10 +27,9 @@ from node.net.connections import Connections
 from node.net.link_table import LinkTable
 from node.node import AgentCommands, Background, Moves, Node, NodeResources, Tiers
 from node.prompt.answer_grammars import AnswerGrammars
-from node.prompt.encoder_threads import EncoderThreads
 from node.prompt.pipeline import PromptPipeline
 from node.prompt.prompt_boundaries import PromptBoundaries
-from node.prompt.prompt_encoder import PromptEncoder
+from node.prompt.prompt_encoder import EncoderThreads, PromptEncoder
 from node.runtime.health import Health
 from node.runtime.identity import NodeIdentity
 from node.runtime.live_turns import LiveTurns

@@ -23,7 +23,7 @@ from fabric.turn.prompt_plan import PromptPlan
 from node.dialect.plain_marks import RestoredText
 from node.limits import ANSWER_END_CHARS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer
-from node.prompt.encoder_threads import EncoderThreads
+from node.prompt.prompt_encoder import EncoderThreads
 
 _QUESTION: Final = "ready?"
 _ANSWER: Final = "ready-5e0c1d"  # text that no template writes by itself

@@ -35,8 +35,7 @@ from node.prompt.earlier_answers import (
     locate_messages,
     restore_answers,
 )
-from node.prompt.encoder_threads import EncoderThreads
-from node.prompt.prompt_encoder import PromptEncoder
+from node.prompt.prompt_encoder import EncoderThreads, PromptEncoder
 
 
 class KnownConversations(Protocol):

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from node.limits import ENCODERS, ENCODING_BYTES_MAX
-from node.prompt.encoder_threads import EncoderThreads
 from node.prompt.pipeline import PromptPipeline
+from node.prompt.prompt_encoder import EncoderThreads
 from tests.support.services import ask, running
 from tests.support.tiny_models import LLAMA, write_model
 
