@@ -24,9 +24,9 @@ from node.agents.indexes import (
     ConversationIndex,
     FirstBlockIndex,
     FormIndex,
+    SketchHistory,
     UseLog,
 )
-from node.agents.sketch_history import SketchHistory
 from node.agents.span_index import SpanIndex
 from node.limits import AGENTS_PER_NODE_MAX, ALIKE_AGENTS_MAX, GONE_AGENTS_MAX
 from node.runtime.one_loop import on_its_loop

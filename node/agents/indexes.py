@@ -1,7 +1,8 @@
-"""Indexes of one node's agents: by answer, conversation, first block and last use."""
+"""Indexes of one node's agents: by answer, conversation, first block and last use; sketch sizes."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from math import inf
 from typing import Final, Generic, TypeVar
 
@@ -13,7 +14,7 @@ from fabric.record.manifest import Manifest
 from fabric.retention import ReuseProbability
 from fabric.turn.conversation_form import ConversationForm
 from fabric.turn.sketch import is_whole_sketch, sketch_text
-from node.limits import ANSWERS_READ_MAX
+from node.limits import ANSWERS_READ_MAX, SKETCH_LENGTHS_MAX
 
 PROMISED_REUSE: Final = 0.95  # probability that a client returns after announcing it
 _ContentSlot = tuple[TenantId, str, int]
@@ -218,3 +219,37 @@ class UseLog:
         learned = self._reuse.probability(record.tenant, record.revision)
         is_promised = self._clock.monotonic_s() < self._retained_s.get(record.key, 0.0)
         return max(learned, PROMISED_REUSE) if is_promised else learned
+
+
+class SketchHistory:
+    """Last lengths of a sketch that only grew, so that a list sends only what was added.
+
+    change   3   9  14         each: from this change on, the sketch had so many pieces,
+    pieces   2   5   8         and each is a beginning of the next
+    """
+
+    def __init__(self) -> None:
+        self._sketch: Sequence[int] = ()
+        self._last = 0
+        self._lengths: tuple[tuple[int, int], ...] = ()
+
+    def note(self, sketch: Sequence[int], change: int) -> None:
+        """Record an agent's sketch at a change of the agent."""
+        if sketch is self._sketch and self._lengths:
+            return
+        before, self._sketch = len(self._sketch), sketch
+        # Hashes are chained: one piece tells whether all before it are the same.
+        grew = 0 < before <= len(sketch) and sketch[before - 1] == self._last
+        lengths = self._lengths[1 - SKETCH_LENGTHS_MAX :] if grew else ()
+        self._last = sketch[-1] if sketch else 0
+        self._lengths = (*lengths, (change, len(sketch)))
+
+    def kept_pieces(self, sketch: Sequence[int], change: int) -> int:
+        """Return the number of pieces that a sketch has had since `change`; 0 if unknown.
+
+        A sketch that is not noted yet, as its change is still being stored, is unknown.
+        """
+        if sketch is not self._sketch:
+            return 0
+        lengths = takewhile(lambda length: length[0] <= change, self._lengths)
+        return max((pieces for _, pieces in lengths), default=0)
