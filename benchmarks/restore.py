@@ -28,13 +28,12 @@ from fabric.limits import BLOCK_TOKENS
 from fabric.record.layout import Layout
 from node.mlx.resident_cache import ResidentCache
 from node.store.agent_store import AgentStore
-from node.store.block_readers import BlockReads
 from node.store.block_store import BlockStore
 from node.store.descriptors import OpenPayload
 from node.store.manifest_store import ManifestStore
 from node.store.posix_disk import PosixDisk
 from node.store.staging import Place
-from node.tiers.restore import load_layout
+from node.tiers.restore import BlockReads, load_layout
 
 DESCRIPTION = "bytes from SSD to ready-to-decode, against a raw read with the same checksums"
 

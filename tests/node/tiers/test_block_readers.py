@@ -6,7 +6,7 @@ import time
 import pytest
 
 from node.limits import BLOCK_READERS
-from node.store.block_readers import BlockReads, UnreadBlockError, failed_reads
+from node.tiers.restore import BlockReads, UnreadBlockError, failed_reads
 
 HANG_S = 30.0
 
