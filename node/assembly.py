@@ -39,7 +39,7 @@ from node.store.model_folders import folder_name
 from node.store.scrubber import Scrubber
 from node.store.warm_start import WarmStart
 from node.system_sleep import SystemSleep, system_notices
-from node.tiers.agent_records import AgentRecords
+from node.tiers.agent_records import AgentRecords, RecordMending
 from node.tiers.derived_memory import DerivedMemory
 from node.tiers.directive_store import DirectiveStore
 from node.tiers.disk_budget import DiskBudget
@@ -52,7 +52,6 @@ from node.tiers.memory_pressure import MemoryPressure
 from node.tiers.other_folders import ErasedFolders, OtherFolders
 from node.tiers.pins import Pinning, Pins
 from node.tiers.prefetch import Prefetches
-from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
 from node.tiers.restore import Restores
 from node.tiers.span_leases import SpanLeases

@@ -20,9 +20,9 @@ from node.runtime.health import Health
 from node.store.data_folders import DataFolders
 from node.store.posix_disk import DiskError
 from node.store.service_time import ServiceTime
+from node.tiers.agent_records import RecordMending
 from node.tiers.erasure import Erasing
 from node.tiers.hot_tier import Unsaved
-from node.tiers.record_mending import RecordMending
 
 TROUBLE = "data folder"
 

@@ -47,7 +47,7 @@ from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
 from node.store.warm_start import WarmStart
 from node.system_sleep import SystemSleep
-from node.tiers.agent_records import AgentRecords
+from node.tiers.agent_records import AgentRecords, RecordMending
 from node.tiers.directive_store import DirectiveStore
 from node.tiers.disk_budget import DiskBudget
 from node.tiers.erasure import Erasing
@@ -57,7 +57,6 @@ from node.tiers.hot_tier import HotTier, Unsaved
 from node.tiers.memory_pressure import MemoryGauge, MemoryPressure
 from node.tiers.pins import Pinning, Pins
 from node.tiers.prefetch import Prefetches
-from node.tiers.record_mending import RecordMending
 from node.tiers.record_writer import RecordWriters
 from node.tiers.restore import Restores
 from node.tiers.span_leases import SpanLeases

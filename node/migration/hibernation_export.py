@@ -26,9 +26,8 @@ from fabric.record.rekey import portable_record
 from node.agents.owned import OwnedAgents
 from node.migration.source import SEAL_WAIT_S
 from node.runtime.identity import NodeIdentity
-from node.tiers.agent_records import AgentRecords
+from node.tiers.agent_records import AgentRecords, RecordMending
 from node.tiers.flusher import Flusher
-from node.tiers.record_mending import RecordMending
 
 NO_TENANT = TenantId("")  # files that may leave the fabric do not name its tenants
 

@@ -22,8 +22,7 @@ from node.agents.agent import Agent
 from node.agents.outgoing import Successor
 from node.limits import FLUSH_FAILURES_MAX
 from node.store.tombstones import TombstoneStore
-from node.tiers.agent_records import AgentRecords
-from node.tiers.record_mending import RecordMending
+from node.tiers.agent_records import AgentRecords, RecordMending
 
 _log = logging.getLogger(__name__)
 

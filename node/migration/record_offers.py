@@ -11,7 +11,7 @@ from fabric.errors import ConflictError, RetryLaterError
 from fabric.ids import MigrationId, NodeName
 from fabric.record.manifest import Manifest, encode_manifest
 from node.agents.owned import OwnedAgents
-from node.tiers.record_mending import RecordMending
+from node.tiers.agent_records import RecordMending
 from node.transfer.server import TransferServer
 
 OFFER_VALID_S: Final = 600.0

@@ -27,8 +27,7 @@ from node.migration.ownership import OwnershipReleases
 from node.migration.record_offers import RecordOffers
 from node.runtime.health import Health
 from node.store.posix_disk import DiskError
-from node.tiers.agent_records import AgentRecords
-from node.tiers.record_mending import RecordMending
+from node.tiers.agent_records import AgentRecords, RecordMending
 
 _log = logging.getLogger(__name__)
 

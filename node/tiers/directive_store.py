@@ -34,11 +34,10 @@ from fabric.record.spans import Spans, tokens_of
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
 from node.limits import DIRECTIVES_BYTES_MAX
-from node.tiers.agent_records import AgentRecords, despite_losses
+from node.tiers.agent_records import AgentRecords, RecordMending, despite_losses
 from node.tiers.erasure import Erasing
 from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher
-from node.tiers.record_mending import RecordMending
 
 TURN_WAIT_S = 30.0  # for a running turn, which a new directive does not affect
 

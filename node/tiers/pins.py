@@ -10,8 +10,7 @@ from fabric.errors import FabricError
 from fabric.record.manifest import OwnerState
 from node.agents.agent import Agent
 from node.agents.owned import OwnedAgents
-from node.tiers.agent_records import AgentRecords, despite_losses
-from node.tiers.record_mending import RecordMending
+from node.tiers.agent_records import AgentRecords, RecordMending, despite_losses
 
 PIN_WAIT_S = 2.0  # for a running turn; a longer turn saves the pin at its end
 
