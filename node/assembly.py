@@ -42,8 +42,7 @@ from node.system_sleep import SystemSleep, system_notices
 from node.tiers.agent_records import AgentRecords, RecordMending
 from node.tiers.derived_memory import DerivedMemory
 from node.tiers.directive_store import DirectiveStore
-from node.tiers.disk_budget import DiskBudget
-from node.tiers.disk_tier import DiskSurvey
+from node.tiers.disk_budget import DiskBudget, DiskSurvey
 from node.tiers.erasure import AgentRemoval, Erasing
 from node.tiers.eviction import Eviction
 from node.tiers.flusher import Flusher

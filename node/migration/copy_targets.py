@@ -23,8 +23,7 @@ from node.store.agent_store import AgentStore
 from node.store.service_time import ServiceTime
 from node.store.tombstones import TombstoneStore
 from node.tiers.agent_records import AgentRecords
-from node.tiers.disk_budget import DiskBudget
-from node.tiers.disk_tier import record_bytes
+from node.tiers.disk_budget import DiskBudget, record_bytes
 
 
 @dataclass(frozen=True, slots=True)

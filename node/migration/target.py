@@ -34,8 +34,7 @@ from node.runtime.identity import NodeIdentity
 from node.store.agent_store import AgentStore
 from node.store.service_time import ServiceTime
 from node.tiers.agent_records import AgentRecords
-from node.tiers.disk_budget import DiskBudget
-from node.tiers.disk_tier import record_bytes
+from node.tiers.disk_budget import DiskBudget, record_bytes
 
 _log = logging.getLogger(__name__)
 

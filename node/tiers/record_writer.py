@@ -31,8 +31,7 @@ from node.limits import HEAD_BYTES_MAX
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.tiers.disk_budget import DiskBudget
-from node.tiers.disk_tier import record_bytes
+from node.tiers.disk_budget import DiskBudget, record_bytes
 
 T = TypeVar("T")
 NamedBlock: TypeAlias = tuple[BlockSpan, BlockRef]

@@ -17,7 +17,7 @@ from node.store.agent_store import AgentStore
 from node.store.block_store import BlockStore
 from node.store.manifest_store import ManifestStore
 from node.store.tombstones import TombstoneStore
-from node.tiers import disk_tier, eviction
+from node.tiers import disk_budget, eviction
 from node.tiers.agent_records import AgentRecords
 from node.tiers.flusher import Flusher
 from node.tiers.record_writer import RecordWriter
@@ -246,7 +246,7 @@ def active_agents_are_evicted():
         return agent.turn_lock.locked()
 
     return _all(
-        _patched(eviction, "is_active", is_active), _patched(disk_tier, "is_active", is_active)
+        _patched(eviction, "is_active", is_active), _patched(disk_budget, "is_active", is_active)
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from fabric.control.node_calls import AgentList, ListAgents
-from node.tiers.disk_tier import record_bytes
+from node.tiers.disk_budget import record_bytes
 from tests.support.services import TENANT, ask, call, running
 from tests.support.tiny_models import LLAMA
 

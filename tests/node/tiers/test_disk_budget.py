@@ -13,8 +13,7 @@ from fabric.errors import FabricError
 from fabric.ids import TenantId
 from fabric.retention import TenantShare
 from fabric.turn.generation import CacheTier
-from node.tiers.disk_budget import NoRoomError
-from node.tiers.disk_tier import record_bytes
+from node.tiers.disk_budget import NoRoomError, record_bytes
 from tests.support.services import TENANT, ask, call, migrate, running
 from tests.support.small_node import (
     BRIEF,

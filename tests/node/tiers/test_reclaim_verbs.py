@@ -18,7 +18,7 @@ from fabric.turn.generation import CacheTier
 from node.store.model_folders import ModelFolders
 from node.store.posix_disk import DiskError, PosixDisk
 from node.store.service_time import Served
-from node.tiers.disk_tier import record_bytes
+from node.tiers.disk_budget import record_bytes
 from tests.support.architectures import ARCHITECTURES
 from tests.support.samples import sample
 from tests.support.services import TENANT, ask, call, running

@@ -10,7 +10,7 @@ from fabric.control.erasure_calls import EraseAgent, EraseReceipt
 from fabric.control.node_calls import AgentView
 from fabric.ids import AgentId, OperationId, TenantId
 from node.fsck import run as fsck
-from node.tiers.disk_tier import record_bytes
+from node.tiers.disk_budget import record_bytes
 from tests.support.agent_traffic import TOOLS, Driver, Talk, corpus, drop_thought, words
 from tests.support.scripted_answers import scripted
 from tests.support.services import TENANT, ask, call, running

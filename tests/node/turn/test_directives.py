@@ -16,7 +16,7 @@ from fabric.record.hashed_text import hash_text
 from fabric.record.message_positions import message_digest
 from fabric.turn.messages import Message, MessageRole, ToolUse
 from node.limits import DIRECTIVES_BYTES_MAX
-from node.tiers.disk_tier import record_bytes
+from node.tiers.disk_budget import record_bytes
 from tests.support.agent_traffic import words
 from tests.support.services import TENANT, ask, call, migrate, running
 from tests.support.tiny_models import ONE_LAYER, write_model
