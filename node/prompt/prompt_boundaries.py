@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from fabric.errors import RejectedError
 from fabric.limits import BLOCK_TOKENS
 from fabric.turn.alignment import common_prefix
+from fabric.turn.conversation_form import DATE_LINE
 from fabric.turn.generation import GenerateRequest
 from fabric.turn.messages import Message, MessageRole, template_form
-from fabric.turn.passing_texts import DATE_LINE
 from fabric.turn.prompt_plan import PromptMarks, PromptPlan
 from node.limits import ANSWER_OPENINGS_MAX
 from node.mlx.chat_tokenizer import ChatTokenizer

@@ -6,9 +6,8 @@ import pytest
 
 from fabric.codec import from_plain, to_plain
 from fabric.errors import RejectedError
-from fabric.turn.conversation_form import ConversationForm, form_chain
+from fabric.turn.conversation_form import ConversationForm, form_chain, without_passing_texts
 from fabric.turn.messages import Message, MessageRole, ToolUse
-from fabric.turn.passing_texts import without_passing_texts
 
 SYSTEM, USER = MessageRole.SYSTEM, MessageRole.USER
 ANSWER = Message(MessageRole.ASSISTANT, ("It is done.",))
