@@ -27,8 +27,7 @@ from fabric.fair_share import FairShare
 from fabric.ids import AgentId, AgentKey, MigrationId, NodeName, TenantId, TurnId
 from fabric.net.links import LinkKind
 from fabric.ports import Clock
-from fabric.turn.generation import Admitted
-from fabric.turn.turn_times import TurnTimes
+from fabric.turn.generation import Admitted, TurnTimes
 from router.fresh_ids import fresh_event_key
 from router.limits import FLEET_EVENTS_MAX, FLEET_FOLLOWERS_MAX
 

@@ -23,8 +23,7 @@ from prometheus_client import (
 
 from fabric import PROTOCOL_VERSION, __version__
 from fabric.errors import FabricError, OverloadedError, RejectedError, RetryLaterError
-from fabric.turn.generation import Admitted, CacheTier
-from fabric.turn.turn_times import TurnTimes
+from fabric.turn.generation import Admitted, CacheTier, TurnTimes
 from router.fleet.membership import Membership
 from router.limits import REFUSAL_LABELS_MAX, TENANT_LABELS_MAX
 from router.node_gauges import NodeGauges

@@ -14,8 +14,8 @@ from fabric.turn.generation import (
     Priority,
     Resumption,
     Sampling,
+    TurnTag,
 )
-from fabric.turn.turn_times import TurnTag
 from router.prompt import Prompt
 
 

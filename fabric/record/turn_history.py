@@ -17,7 +17,7 @@ from fabric.limits import (
     TURNS_CHARS_MAX,
 )
 from fabric.shown_text import escape_line
-from fabric.turn.turn_times import TurnTimes
+from fabric.turn.generation import TurnTimes
 
 VERSION: Final = 1
 _TIMES: Final = tuple(field.name for field in fields(TurnTimes))

@@ -6,8 +6,7 @@ from fabric.hosting.tracing import Span
 from fabric.ids import NodeName, TurnId
 from fabric.ports import Clock
 from fabric.record.turn_history import TurnNote
-from fabric.turn.generation import Admitted, GenerateRequest
-from fabric.turn.turn_times import TurnTag, TurnTimes
+from fabric.turn.generation import Admitted, GenerateRequest, TurnTag, TurnTimes
 from node.limits import TURN_SPANS_MAX
 
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Final
 
 from fabric.limits import NODES_MAX, TURN_HISTORY_MAX
-from fabric.turn.turn_times import TurnTimes
+from fabric.turn.generation import TurnTimes
 from router.admin import directives_description as directives
 from router.admin.agents import MIGRATE_BODY, PIN_BODY
 from router.admin.copies import FORK_BODY, PREFETCH_BODY, REPLICATE_BODY

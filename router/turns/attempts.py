@@ -10,8 +10,7 @@ from fabric.control.calls import ErrorReply
 from fabric.errors import FabricError, OverloadedError
 from fabric.ids import NodeName, Traceparent
 from fabric.ports import Clock
-from fabric.turn.generation import Admitted, Event, Failed
-from fabric.turn.turn_times import TurnTag
+from fabric.turn.generation import Admitted, Event, Failed, TurnTag
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import remote_error
 from router.limits import COMING_FACTOR, COMING_S_MIN

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from fabric.ids import NodeName, TurnId
 from fabric.ports import Clock
-from fabric.turn.generation import Admitted
-from fabric.turn.turn_times import TurnTimes
+from fabric.turn.generation import Admitted, TurnTimes
 from router.limits import DECISION_PIECES_MAX, DECISIONS_KEPT_MAX
 from router.placement.decision import Decision
 from router.prompt import Prompt

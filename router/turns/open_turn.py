@@ -24,8 +24,8 @@ from fabric.turn.generation import (
     Prefilling,
     ToolCallPart,
     ToolCalls,
+    TurnTimes,
 )
-from fabric.turn.turn_times import TurnTimes
 from router.fleet.fleet import Fleet
 from router.fleet.node_client import NodeLostError, remote_error
 from router.limits import STOPPING_RETRY_S

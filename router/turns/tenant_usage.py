@@ -17,8 +17,7 @@ from fabric.codec import from_plain, parse_json
 from fabric.errors import RejectedError
 from fabric.ids import TenantId, parse_tenant_id
 from fabric.ports import Clock
-from fabric.turn.generation import Admitted
-from fabric.turn.turn_times import TurnTimes
+from fabric.turn.generation import Admitted, TurnTimes
 from router.limits import USAGE_BYTES_MAX, USAGE_DAYS, USAGE_HOURS, USAGE_ROWS_MAX, USAGE_SAVE_S
 from router.private_files import write_private
 

@@ -45,9 +45,9 @@ from fabric.turn.generation import (
     HandedOver,
     IdentityKind,
     Resumption,
+    TurnTimes,
     encode_event,
 )
-from fabric.turn.turn_times import TurnTimes
 from router.fleet.node_client import NodeLostError
 from tests.router.fake_control import FakeControl
 from tests.router.fake_memory import Behaviour, Memory, block_names, match, prompt_text

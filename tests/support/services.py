@@ -35,8 +35,8 @@ from fabric.turn.generation import (
     Identity,
     IdentityKind,
     Sampling,
+    TurnTag,
 )
-from fabric.turn.turn_times import TurnTag
 from node import service as node_service
 from node.service import NodeConfig, NodeService
 from tests.support.conversations import read_messages

@@ -7,7 +7,7 @@ from heapq import nlargest
 from typing import Any
 
 from fabric.ids import AgentKey, TenantId
-from fabric.turn.turn_times import TurnTimes
+from fabric.turn.generation import TurnTimes
 from router.admin.views.agents import agent_row
 from router.admin.views.nodes import health_row, node_rows
 from router.admin.views.shape import Row

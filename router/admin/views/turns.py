@@ -6,8 +6,7 @@ from itertools import zip_longest
 from typing import Final
 
 from fabric.record.turn_history import TurnNote
-from fabric.turn.generation import CacheTier
-from fabric.turn.turn_times import TurnTimes
+from fabric.turn.generation import CacheTier, TurnTimes
 from router.admin.views.shape import AnswerShape, Row
 
 TURN: Final = AnswerShape(

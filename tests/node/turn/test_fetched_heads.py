@@ -17,8 +17,7 @@ from fabric.control.span_calls import ReturnSpans
 from fabric.edit_mode import EditMode
 from fabric.errors import FabricError
 from fabric.ids import AgentId, BlockHash, MigrationId, NodeName, OperationId, TenantId, TurnId
-from fabric.turn.generation import CacheTier, HeadLoan, Sampling
-from fabric.turn.turn_times import TurnTag
+from fabric.turn.generation import CacheTier, HeadLoan, Sampling, TurnTag
 from node.engine import heads
 from node.net.link_table import LinkTable
 from node.store.block_store import BlockStore

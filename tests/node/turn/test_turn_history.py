@@ -12,7 +12,7 @@ from fabric.hosting.log_files import add_log_file
 from fabric.ids import AgentId, NodeName, TurnId
 from fabric.limits import TURN_HISTORY_MAX
 from fabric.record.turn_history import TurnNote, append_turn, read_turns
-from fabric.turn.turn_times import TurnTag, TurnTimes
+from fabric.turn.generation import TurnTag, TurnTimes
 from tests.support.services import TENANT, ask, call, migrate, running, start_service
 from tests.support.tiny_models import LLAMA, write_model
 

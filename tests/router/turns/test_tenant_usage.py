@@ -8,8 +8,7 @@ import pytest
 from fabric.errors import RejectedError
 from fabric.ids import TenantId
 from fabric.settings import RouterSettings
-from fabric.turn.generation import Admitted, CacheTier, MatchKind
-from fabric.turn.turn_times import TurnTimes
+from fabric.turn.generation import Admitted, CacheTier, MatchKind, TurnTimes
 from router.limits import USAGE_BYTES_MAX, USAGE_HOURS, USAGE_PAGE_MAX, USAGE_ROWS_MAX
 from router.turns import tenant_usage
 from router.turns.tenant_usage import (
