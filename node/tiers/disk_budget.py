@@ -191,7 +191,7 @@ class NoRoomError(DiskError):
 
 
 class SaveReservation:
-    """Bytes granted to one save for blocks that no record refers to yet."""
+    """Bytes granted to one save for blocks that no record refers to yet; none at first."""
 
     def __init__(self, budget: "DiskBudget", tenant: TenantId) -> None:
         self._budget = budget
@@ -260,10 +260,6 @@ class DiskBudget:
         """Free bytes of the budget at the last survey, minus bytes granted since."""
         free_bytes = self._stands.free_bytes if self._stands is not None else 0.0
         return max(0, int(free_bytes) - self._since.total())
-
-    def room(self, tenant: TenantId) -> SaveReservation:
-        """Return an empty reservation for one save."""
-        return SaveReservation(self, tenant)
 
     async def make_room(
         self, tenant: TenantId, size_bytes: int, *, replicas_only: bool = False

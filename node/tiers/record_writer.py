@@ -31,7 +31,7 @@ from node.limits import HEAD_BYTES_MAX
 from node.mlx.resident_cache import ResidentCache
 from node.runtime.workers import Workers
 from node.store.agent_store import AgentStore
-from node.tiers.disk_budget import DiskBudget, record_bytes
+from node.tiers.disk_budget import DiskBudget, SaveReservation, record_bytes
 
 T = TypeVar("T")
 NamedBlock: TypeAlias = tuple[BlockSpan, BlockRef]
@@ -41,29 +41,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RecordWriters:
-    """Factory of record writers for one node."""
+    """The parts of a node that its record writers work with."""
 
     store: AgentStore
     workers: Workers
     engine: EngineThread
     budget: DiskBudget
 
-    def of(
-        self,
-        agent: Agent,
-        cache: ResidentCache,
-        layout: Layout,
-        cached: int,
-    ) -> "RecordWriter":
-        """Return a writer of a cache whose first `cached` tokens are those of `layout`."""
-        return RecordWriter(self, agent, cache, layout, cached)
-
     def of_idle(self, agent: Agent, cache: ResidentCache) -> "RecordWriter":
         """Return a writer of an idle agent's cache."""
         count, layout = agent.stored_tokens, agent.layout
         if layout is None and agent.saved is not None:
             layout = self.store.layout_to_read(agent.saved).cut(count).without_needless_head()
-        return self.of(agent, cache, layout or EMPTY_LAYOUT, count)
+        return RecordWriter(self, agent, cache, layout or EMPTY_LAYOUT, count)
 
 
 def _keep_record(record: Manifest) -> Manifest:
@@ -97,7 +87,7 @@ class RecordWriter:
         self._states: dict[int, BlockRef] = {}
         self._saved: dict[bytes, BlockRef] = {}
         self._held: list[BlockRef] = []
-        self._room = parts.budget.room(agent.manifest.tenant)
+        self._room = SaveReservation(parts.budget, agent.manifest.tenant)
         self.spans = agent.chain()
 
     async def compute(self, work: Callable[[], T]) -> T:

@@ -40,7 +40,7 @@ from node.runtime.health import Health
 from node.runtime.workers import low_latency
 from node.store.service_time import ServiceTime
 from node.tiers.hot_tier import Unsaved
-from node.tiers.record_writer import RecordWriters
+from node.tiers.record_writer import RecordWriter, RecordWriters
 from node.turn.heads import TurnHeads
 from node.turn.prepared import Prepared
 
@@ -83,7 +83,9 @@ class Saver:
         self._prompt = prompt
         self._request = prompt.restored.request
         self._cache = prepared.cache
-        self._writer = parts.writers.of(agent, self._cache, prepared.layout, prepared.cached)
+        self._writer = RecordWriter(
+            parts.writers, agent, self._cache, prepared.layout, prepared.cached
+        )
         self._ids: Sequence[int] = prepared.plan.ids[:-1]  # tokens whose blocks are saved ahead
         self._named_tokens = prepared.plan.kept_tokens  # leading tokens whose blocks have names
         self._early: asyncio.Task[None] | None = None

@@ -11,7 +11,7 @@ from fabric.record.layout import Held
 from fabric.record.layout_patches import Patch
 from node.agents.agent import Agent
 from node.tiers import restore
-from node.tiers.record_writer import RecordWriters
+from node.tiers.record_writer import RecordWriter
 from node.turn.prefix import Prefixes
 from tests.sim.model import SimCache
 from tests.sim.window import SimWindow
@@ -25,17 +25,17 @@ def edited_memory_is_offered_to_exact_turns():
 
 def edited_blocks_are_named_without_lineage():
     """Blocks computed with edited memory are named without their edit lineage."""
-    of = RecordWriters.of
+    begin = RecordWriter.__init__
 
-    def unedited(self, agent, cache, layout, cached):
+    def unedited(self, parts, agent, cache, layout, cached):
         exact = (
             layout.cut(layout.exact_tokens).without_needless_head()
             if layout.head_tokens
             else layout
         )
-        return of(self, agent, cache, exact, cached)
+        begin(self, parts, agent, cache, exact, cached)
 
-    return patch.object(RecordWriters, "of", unedited)
+    return patch.object(RecordWriter, "__init__", unedited)
 
 
 def rows_of_cut_blocks_are_read_one_off():
