@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fabric.control.calls import ErrorReply, decode_reply, encode_call
 from fabric.control.head_calls import HeadOffer, LentHead, OfferHead
@@ -50,17 +50,21 @@ from node.transfer.peer_calls import AskNode
 from node.turn.prepared import Prepared
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class HeadFetch:
     """Fetch of a head, shared by all turns that wait for it."""
 
-    name: MigrationId
-    source: NodeName
-    names: tuple[BlockHash, ...]  # block names of the prompt for which it was begun
+    tenant: TenantId
+    loan: HeadLoan
+    ids: Sequence[int]  # tokens of the prompt for which it was begun
+    names: tuple[BlockHash, ...]  # names of the prompt's blocks, as far as they may be fetched
     begun_tokens: int  # tokens stored here before the fetch
     end_tokens: int  # tokens stored here now
+    is_urgent: bool
+    name: MigrationId = field(default_factory=lambda: MigrationId(f"head-{secrets.token_hex(8)}"))
     waiting: set[Head] = field(default_factory=set)
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     cancel: threading.Event = field(default_factory=threading.Event)
@@ -157,7 +161,7 @@ class FetchedHeads:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -178,7 +182,10 @@ class FetchedHeads:
             was_requested = joined is not None and joined.common_tokens(head) > had_tokens
             if loan is None or is_whole or was_requested or len(self._fetches) >= HEAD_FETCHES_MAX:
                 return
-            fetch = self._start(head, tenant, loan, had_tokens, is_urgent=is_urgent)
+            names = head.names[: HEAD_TOKENS_MAX // BLOCK_TOKENS]
+            fetch = HeadFetch(tenant, loan, head.ids, names, had_tokens, had_tokens, is_urgent)
+            self._fetches.add(fetch)
+            self._spawn(self._run(fetch))
             await self._await_fetch(wait, fetch, had_tokens)
         finally:
             head.coming_tokens = 0
@@ -205,36 +212,12 @@ class FetchedHeads:
 
     # --- one fetch ---------------------------------------------------------------------------
 
-    def _start(
-        self,
-        head: Head,
-        tenant: TenantId,
-        loan: HeadLoan,
-        had_tokens: int,
-        *,
-        is_urgent: bool,
-    ) -> HeadFetch:
-        names = head.names[: HEAD_TOKENS_MAX // BLOCK_TOKENS]
-        name = MigrationId(f"head-{secrets.token_hex(8)}")
-        fetch = HeadFetch(name, loan.source, names, had_tokens, had_tokens)
-        self._fetches.add(fetch)
-        self._spawn(self._run(fetch, head.ids, tenant, loan, is_urgent=is_urgent))
-        return fetch
-
-    async def _run(
-        self,
-        fetch: HeadFetch,
-        ids: list[int],
-        tenant: TenantId,
-        loan: HeadLoan,
-        *,
-        is_urgent: bool,
-    ) -> None:
+    async def _run(self, fetch: HeadFetch) -> None:
         try:
-            await self._fetch_all(fetch, ids, tenant, loan, is_urgent=is_urgent)
+            await self._fetch_all(fetch)
         except (FabricError, OSError) as error:
             reason = getattr(error, "code", type(error).__name__)
-            _log.info("cannot fetch a head from %s: %s", fetch.source, reason)
+            _log.info("cannot fetch a head from %s: %s", fetch.loan.source, reason)
         except Exception:  # noqa: BLE001 - optional: the turn computes it
             _log.exception("fetching a head failed")
             self._health.note_failed_round()
@@ -242,28 +225,23 @@ class FetchedHeads:
             self._fetches.discard(fetch)
             fetch.is_over.set()
 
-    async def _fetch_all(
-        self,
-        fetch: HeadFetch,
-        ids: list[int],
-        tenant: TenantId,
-        loan: HeadLoan,
-        *,
-        is_urgent: bool,
-    ) -> None:
+    async def _fetch_all(self, fetch: HeadFetch) -> None:
         """Request offers and fetch until the source neither stores nor computes more."""
+        loan, me = fetch.loan, self._identity.name
         wait_s, grace_polls = (HEAD_POLL_S_MAX, HEAD_GRACE_POLLS) if loan.is_coming else (0.0, 0)
         end = len(fetch.names) * BLOCK_TOKENS
         while fetch.end_tokens < end and not fetch.cancel.is_set():
-            had, me = fetch.end_tokens, self._identity.name
-            call = OfferHead(fetch.name, me, tenant, fetch.names, had, wait_s, is_urgent)
+            had = fetch.end_tokens
+            call = OfferHead(
+                fetch.name, me, fetch.tenant, fetch.names, had, wait_s, fetch.is_urgent
+            )
             offer = await self._request_offer(loan, call)
             lent = offer.head
             if fetch.cancel.is_set():
                 return
             if lent is not None and lent.tokens > had:
                 self._require_sooner(fetch, lent, max(lent.tokens, offer.coming_tokens) - had)
-                await self._take(fetch, tenant, ids, loan, lent)
+                await self._take(fetch, lent)
             if offer.coming_tokens or lent is not None:
                 fetch.note_progress(offer.coming_tokens)
             self._engine.wake()
@@ -282,24 +260,15 @@ class FetchedHeads:
             raise RetryLaterError(reply.message, code=reply.code)
         return reply
 
-    async def _take(
-        self,
-        fetch: HeadFetch,
-        tenant: TenantId,
-        ids: Sequence[int],
-        loan: HeadLoan,
-        lent: LentHead,
-    ) -> None:
+    async def _take(self, fetch: HeadFetch, lent: LentHead) -> None:
         """Fetch the offered blocks within a multiple of the expected time; raise FabricError."""
-        record = self._record(tenant, ids[: lent.tokens], loan.source, lent)
+        record, source = self._record(fetch, lent), fetch.loan.source
         missing = self._store.missing(record)
         size_bytes = sum(ref.payload_bytes + FILE_ALIGN_BYTES for ref in missing)
-        expected_s = size_bytes / self._bytes_per_s(loan.source, lent)
+        expected_s = size_bytes / self._bytes_per_s(source, lent)
         offer = Offer(b"", lent.ticket, lent.addresses)
-        copy = CopyBlocks(fetch.name, loan.source, offer, Urgency.FETCH)
-        task = asyncio.create_task(self._target.take_head(copy, record, fetch.cancel))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        copy = CopyBlocks(fetch.name, source, offer, Urgency.FETCH)
+        task = self._spawn(self._target.take_head(copy, record, fetch.cancel))
         limit_s = HEAD_FETCH_EXTRA_S + HEAD_FETCH_FACTOR * expected_s
         done, _ = await asyncio.wait({task}, timeout=limit_s)
         if not done:  # the task ends by itself, and releases its blocks
@@ -316,7 +285,7 @@ class FetchedHeads:
         """Raise RetryLaterError if computing `tokens` here takes no longer than fetching them."""
         tokens_per_s = self._engine.prefill_speed.per_s
         size_bytes = tokens * self._store.spec.bytes_per_token
-        fetch_s = size_bytes / self._bytes_per_s(fetch.source, lent)
+        fetch_s = size_bytes / self._bytes_per_s(fetch.loan.source, lent)
         if fetch.end_tokens == fetch.begun_tokens:
             fetch_s += HEAD_START_S
         if tokens_per_s and fetch_s >= tokens / tokens_per_s:
@@ -327,13 +296,12 @@ class FetchedHeads:
         ranked = self._links.rank(source, lent.addresses)
         return max(1.0, ranked[0][1]) if ranked else 1.0
 
-    def _record(
-        self, tenant: TenantId, ids: Sequence[int], source: NodeName, lent: LentHead
-    ) -> Manifest:
+    def _record(self, fetch: HeadFetch, lent: LentHead) -> Manifest:
         """Return the record of the lent blocks, over this node's own tokens.
 
         Raise RejectedError or CorruptDataError if its blocks are not those of the tokens.
         """
+        ids = fetch.ids[: lent.tokens]
         count = len(ids)
         kinds = [(ref.tokens_count, ref.group) for ref in lent.blocks]
         if lent.tokens != count or count % BLOCK_TOKENS or len(kinds) * BLOCK_TOKENS != count:
@@ -343,10 +311,10 @@ class FetchedHeads:
             message = "a head consists of whole blocks of full layers"
             raise RejectedError(message, code="bad_offer")
         record = Manifest(
-            tenant=tenant,
+            tenant=fetch.tenant,
             agent=lent.agent,
             fingerprint=self._identity.fingerprint,
-            owner=source,
+            owner=fetch.loan.source,
             epoch=lent.epoch,
             revision=1,
             state=OwnerState.REPLICA,
