@@ -166,9 +166,9 @@ class NodeService:
         beside = (
             node.background.warm_start,
             node.background.scrubber,
-            node.background.retries,
-            node.background.upkeep,
-            node.background.pressure,
+            node.background.retries.loop,
+            node.background.upkeep.loop,
+            node.background.pressure.loop,
             node.background.sleep,
         )
         self._marking = BackgroundLoop("marking the run", self._mark, node.health.note_failed_round)
@@ -411,9 +411,9 @@ class NodeService:
         await node.live_turns.end()
         await node.turns.fetched.close()
         await node.tiers.prefetches.close()
-        await node.background.retries.stop()
-        await node.background.upkeep.stop()
-        await node.background.pressure.stop()
+        await node.background.retries.loop.stop()
+        await node.background.upkeep.loop.stop()
+        await node.background.pressure.loop.stop()
         await node.background.sleep.stop()
         await node.background.folders.look()
         unsaved_count = await node.tiers.flusher.flush()

@@ -1,8 +1,10 @@
 """Periodic background work of a node.
 
-Upkeep    once a minute: the disk's limits, pins, moves whose router is gone, the time served
-Retries   every few seconds, or at once: failed saves, records that still claim released agents,
-          blocks of abandoned turns, and inconclusive self-tests. Restarts repeat the saves, too.
+Upkeep    every minute: the data folders, the disk's limits, pins, moves whose router is gone, the
+          time served
+Retries   every 15 seconds, or at once when a save is requested: the data folders, unfinished
+          erasures, failed saves, blocks of abandoned turns, records that still claim released
+          agents, and inconclusive self-tests
 """
 
 import asyncio
@@ -48,20 +50,12 @@ class Upkeep:
         self._workers = workers
         self._service_time = service_time
         self._saved_s = -math.inf
-        self._loop = BackgroundLoop(
+        self.loop = BackgroundLoop(
             "reclaiming disk space",
             self._step,
             health.note_failed_round,
             first_wait_s=RECLAIM_EVERY_S,
         )
-
-    def start(self) -> None:
-        """Start the rounds."""
-        self._loop.start()
-
-    async def stop(self) -> None:
-        """Stop after the current removal."""
-        await self._loop.stop()
 
     async def round(self) -> None:
         """Run one round now, unless the data folder is gone; log disk errors."""
@@ -105,21 +99,13 @@ class Retries:
         self._flusher = flusher
         self._step_downs = releases
         self._self_tests = self_tests
-        self._loop = BackgroundLoop(
+        self.loop = BackgroundLoop(
             "retrying failed saves",
             self._step,
             health.note_failed_round,
             first_wait_s=FLUSH_IDLE_S,
             hurry=unsaved.save_requested,
         )
-
-    def start(self) -> None:
-        """Start the retries."""
-        self._loop.start()
-
-    async def stop(self) -> None:
-        """Stop after the current save."""
-        await self._loop.stop()
 
     async def _step(self) -> float:
         if not await self._folders.look():

@@ -59,14 +59,7 @@ class MemoryPressure:
         self._pressed_s = -math.inf  # time of the last pressure
         self._shrunk_s = -math.inf  # time of the last shrink
         self.level = Pressure.NORMAL
-        self._loop = BackgroundLoop("watching the machine's memory", self.step, note_failed_round)
-
-    def start(self) -> None:
-        """Start to poll every MEMORY_POLL_S seconds."""
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
+        self.loop = BackgroundLoop("watching the machine's memory", self.step, note_failed_round)
 
     async def step(self) -> float:
         """Poll once and adapt the budget; return the seconds until the next poll."""

@@ -139,11 +139,11 @@ class NodeHost:
         self.node.health.is_draining = drain_flag.is_noted(
             self.node.resources.identity.config.data_dir
         )
-        self.node.background.retries.start()
-        self.node.background.upkeep.start()
+        self.node.background.retries.loop.start()
+        self.node.background.upkeep.loop.start()
         self.node.background.scrubber.start()
         if self._world.is_low_on_memory:
-            self.node.background.pressure.start()
+            self.node.background.pressure.loop.start()
         self._calls = ControlCalls(self.node)
         self._world.watch.on_trouble(self.name)  # until now it had no lease
         self._world.note(f"{self.name} serves as incarnation {self.incarnation}")

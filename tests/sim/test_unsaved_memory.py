@@ -39,7 +39,7 @@ async def sample_slow_saves(world):
     host = world.nodes["node-a"]
     node, table = host.node, host.node.resources.table
     # Only the flush below saves them.
-    await world.run_on_host(host, node.background.retries.stop())
+    await world.run_on_host(host, node.background.retries.loop.stop())
     host.drive.is_full = True
     for name in NAMES:
         last = await world.run_on_host(host, take_turn(node, name))
@@ -77,7 +77,7 @@ def taken_over(*, is_saved):
     async def script(world):
         host = world.nodes["node-a"]
         node, key = host.node, (TENANT, AgentId("alice"))
-        await world.run_on_host(host, node.background.retries.stop())
+        await world.run_on_host(host, node.background.retries.loop.stop())
         if is_saved:
             assert (await world.run_on_host(host, take_turn(node, "alice"))).durable
         host.drive.is_full = True
