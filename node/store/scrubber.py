@@ -37,7 +37,12 @@ class Scrubber:
         self._turns = turns
         self._health = health
         self.scrubbed_bytes = 0
-        self._loop: BackgroundLoop | None = None
+        self._loop = BackgroundLoop(
+            "checking stored blocks",
+            self.step,
+            health.note_failed_round,
+            first_wait_s=SCRUB_STEP_S,
+        )
         self._idle_since_s: float | None = None
         self._round_began_s: float | None = None
         self._is_round_over = True
@@ -45,18 +50,11 @@ class Scrubber:
     def start(self) -> None:
         """Start unless the settings disable scrubbing."""
         if self._settings.scrub_bytes_per_s and self._health.reuses:
-            self._loop = BackgroundLoop(
-                "checking stored blocks",
-                self.step,
-                self._health.note_failed_round,
-                first_wait_s=SCRUB_STEP_S,
-            )
             self._loop.start()
 
     async def stop(self) -> None:
         """Stop after the block that is being read."""
-        if self._loop is not None:
-            await self._loop.stop()
+        await self._loop.stop()
 
     async def step(self) -> float:
         """Check a step's worth of blocks if now is a good time; return the seconds to wait."""

@@ -30,20 +30,17 @@ class WarmStart:
         self._turns = turns
         self._health = health
         self._due: deque[tuple[BlockRef, int]] | None = None
-        self._loop: BackgroundLoop | None = None
+        self._loop = BackgroundLoop("reading shared blocks", self.step, health.note_failed_round)
         self.read_bytes = 0
 
     def start(self) -> None:
-        """Begin."""
+        """Start unless the node reuses nothing."""
         if self._health.reuses:
-            failed = self._health.note_failed_round
-            self._loop = BackgroundLoop("reading shared blocks", self.step, failed)
             self._loop.start()
 
     async def stop(self) -> None:
         """Stop after the blocks that are being read."""
-        if self._loop is not None:
-            await self._loop.stop()
+        await self._loop.stop()
 
     async def step(self) -> float:
         """Read a step's worth of blocks unless a turn runs; return the seconds to wait."""
