@@ -32,23 +32,23 @@ class Run:
         return self.new + self.count
 
 
-def align_chunks(old: Sequence[bytes], new: Sequence[bytes]) -> list[Run]:
+def align_chunks(old: list[bytes], new: list[bytes]) -> list[Run]:
     """List the runs that both texts have, ascending in both and as long as possible."""
     pairs = longest_ascending(list(_unique_pairs(old, new)))
     runs: list[Run] = []
     edges = [(-1, -1), *pairs, (len(old), len(new))]
     for (a, b), (c, d) in pairwise(edges):
-        prefix = _common_start(old[max(a, 0) : c], new[max(b, 0) : d])
+        prefix = common_prefix(old[max(a, 0) : c], new[max(b, 0) : d])
         if prefix:
-            _add(runs, Run(max(a, 0), max(b, 0), prefix))
+            add_run(runs, Run(max(a, 0), max(b, 0), prefix))
         gap_chunks = min(c - max(a, 0), d - max(b, 0)) - prefix
         suffix = (
-            _common_start(old[c - gap_chunks : c][::-1], new[d - gap_chunks : d][::-1])
+            common_prefix(old[c - gap_chunks : c][::-1], new[d - gap_chunks : d][::-1])
             if gap_chunks
             else 0
         )
         if suffix:
-            _add(runs, Run(c - suffix, d - suffix, suffix))
+            add_run(runs, Run(c - suffix, d - suffix, suffix))
     return runs
 
 
@@ -84,32 +84,22 @@ def longest_ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]
     return longest[::-1]
 
 
-def _common_start(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Count the leading chunks that are equal in both."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
-
-
-def _add(runs: list[Run], run: Run) -> None:
-    if runs:
-        last = runs[-1]
-        if (last.old + last.count, last.new + last.count) == (run.old, run.new):
-            runs[-1] = Run(last.old, last.new, last.count + run.count)
-            return
-    runs.append(run)
+def add_run(runs: list[Run], run: Run) -> None:
+    """Append a run, or extend the last one that it continues."""
+    last = runs[-1] if runs else None
+    if last is not None and (last.old_end, last.new_end) == (run.old, run.new):
+        runs[-1] = Run(last.old, last.new, last.count + run.count)
+    else:
+        runs.append(run)
 
 
 _STRIDE = 1 << 16
 
-Items = TypeVar("Items", str, bytes, list[int], tuple[bytes, ...])
+Items = TypeVar("Items", str, bytes, list[int], list[bytes], tuple[bytes, ...])
 
 
 def common_prefix(a: Items, b: Items) -> int:
-    """Count the leading characters, bytes, tokens or hashes that `a` and `b` share."""
+    """Count the leading characters, bytes, tokens, chunks or hashes that `a` and `b` share."""
     limit = min(len(a), len(b))
     if a[:limit] == b[:limit]:
         return limit

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from fabric.kvcache.arrangement import Move
 from fabric.limits import EDIT_CHUNKS_MAX, EDIT_KEPT_TOKENS_MIN, EDIT_MOVES_MAX, EDIT_SINK_TOKENS
-from fabric.turn.alignment import Run, align_chunks, common_prefix, longest_ascending
+from fabric.turn.alignment import Run, add_run, align_chunks, common_prefix, longest_ascending
 from fabric.turn.chunks import Tokens, common_tokens
 from fabric.turn.generation import MatchKind
 from fabric.turn.prompt_plan import PromptPlan, Transcript
@@ -41,11 +41,7 @@ def aligned_tokens(old: Sequence[int], new: Sequence[int]) -> list[Run]:
     a, b = np.asarray(old, np.uint32), np.asarray(new, np.uint32)
     runs: list[Run] = []
     for run in _common_runs(a, b, 0, 0, _LEVELS):
-        last = runs[-1] if runs else None
-        if last is not None and (last.old_end, last.new_end) == (run.old, run.new):
-            runs[-1] = Run(last.old, last.new, last.count + run.count)
-        else:
-            runs.append(run)
+        add_run(runs, run)
     return [run for run in runs if run.count >= EDIT_KEPT_TOKENS_MIN]
 
 
@@ -86,10 +82,7 @@ def _anchors(a: Tokens, b: Tokens) -> list[Run]:
         start, new_start = place + skipped, new_place + skipped
         if count <= 0:
             continue
-        if (last.old_end, last.new_end) == (start, new_start) and last.count:
-            runs[-1] = Run(last.old, last.new, last.count + count)
-        else:
-            runs.append(Run(start, new_start, count))
+        add_run(runs, Run(start, new_start, count))
     return [run for run in runs if _is_equal(a, b, run)]
 
 
