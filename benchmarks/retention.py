@@ -13,7 +13,7 @@ from statistics import geometric_mean, mean
 from benchmarks.report import Limit, Report
 from benchmarks.retention_workloads import WORKLOADS, Ask, Workload
 from fabric.ids import AgentId, AgentKey, TenantId
-from fabric.retention import Candidate, ReuseProbability, Rules, by_benefit, by_recency, choose
+from fabric.retention import Candidate, ReuseProbability, Rules, by_benefit, choose
 from node.limits import FREE_SHARE
 
 DESCRIPTION = "which agents to keep: reuse by eviction rank, and under another tenant's flood"
@@ -125,7 +125,7 @@ class Simulation:
 
     def _rank(self) -> Rank:
         return {
-            LRU: by_recency,
+            LRU: lambda candidate: -candidate.idle_s,
             "frequency": self._by_frequency,
             "hyperbolic": self._by_hyperbola,
             "benefit, fixed probability": lambda c: by_benefit(replace(c, reuse_probability=0.5)),

@@ -68,11 +68,6 @@ class TenantShare:
     disk_bytes: int | None = None  # of each node's disk at most, within the quota; None: no limit
 
 
-def by_recency(candidate: Candidate) -> float:
-    """Rank by the last turn alone (LRU)."""
-    return -candidate.idle_s
-
-
 def by_benefit(candidate: Candidate) -> float:
     """Rank by the seconds of prefill that one byte is expected to save, per second from now.
 

@@ -57,14 +57,6 @@ class Rotation:
             _require(all(map(isfinite, self.frequencies)), "rotation: a frequency is not finite")
 
     @property
-    def radians_per_token(self) -> tuple[float, ...]:
-        """Angle by which each pair turns from one position to the next."""
-        if self.frequencies is not None:
-            return tuple(self.scale * frequency for frequency in self.frequencies)
-        assert self.base is not None
-        return tuple(self.scale * self.base ** (-d / self.dims) for d in range(0, self.dims, 2))
-
-    @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """Dimensions of the stored row that turn together, one pair per frequency."""
         half = self.dims // 2

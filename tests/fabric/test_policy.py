@@ -11,7 +11,6 @@ from fabric.retention import (
     ReuseProbability,
     Rules,
     TenantShare,
-    by_recency,
     choose,
     tier_state,
 )
@@ -87,7 +86,7 @@ def test_flood_evicts_nothing_of_a_tenant_within_its_floor():
     assert {evicted.key[0] for evicted in choice.dropped} == {"a"}
     # Without floors, recency alone would have evicted exactly those.
     floors = {tenant: TenantShare(floor=0.0) for tenant in "ab"}
-    unfair = choose([*quiet, *flood], 100, Rules(floors, rank=by_recency))
+    unfair = choose([*quiet, *flood], 100, Rules(floors, rank=lambda candidate: -candidate.idle_s))
     assert {"b-0", "b-1", "b-2", "b-3"} <= set(names(unfair))
 
 

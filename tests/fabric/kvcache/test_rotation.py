@@ -8,7 +8,7 @@ import pytest
 from fabric.codec import dump_json, from_plain, pack, parse_json, unpack
 from fabric.errors import RejectedError
 from fabric.kvcache.rotation import CacheRotations, Rotation, UnknownRotation
-from tests.support.rotations import moving_dims
+from tests.support.rotations import moving_dims, radians_per_token
 
 PLAIN = Rotation("keys", 2, 6, traditional=False, base=64.0, scale=0.5, frequencies=None)
 OWN = Rotation("values", 0, 4, traditional=True, base=None, scale=1.0, frequencies=(1 / 3, 0.0))
@@ -20,8 +20,8 @@ def test_rotation_pairs_halves_or_neighbors():
 
 
 def test_angles_follow_from_base_or_explicit_frequencies():
-    assert PLAIN.radians_per_token == pytest.approx((0.5, 0.5 / 4, 0.5 / 16))
-    assert replace(OWN, scale=0.25).radians_per_token == (1 / 12, 0.0)
+    assert radians_per_token(PLAIN) == pytest.approx((0.5, 0.5 / 4, 0.5 / 16))
+    assert radians_per_token(replace(OWN, scale=0.25)) == (1 / 12, 0.0)
 
 
 def test_pair_with_zero_frequency_does_not_rotate():
