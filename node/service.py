@@ -37,7 +37,7 @@ from node.engine.engine_thread import EngineThread
 from node.engine.memory_budget import MemoryBudget
 from node.engine.prefill_trial import measure_prefill, trial_tokens
 from node.http.hibernation import HibernationHttp
-from node.http.routes import ControlHttp, PromptQuestion, build_app, error_reply, http_server
+from node.http.routes import ControlHttp, build_app, error_reply, http_server, question_route
 from node.last_exit import NO_LOG, ExitWatch, PreviousLog
 from node.limits import RUN_MARK_INTERVAL_S
 from node.mac_services import PowerAssertion, exclude_from_backups
@@ -392,8 +392,8 @@ class NodeService:
         owned_record = node.turns.claims.owned_record
         appended = AppendedPrompts(node.resources.tokenizer, prompts.threads, owned_record)
         questions = [
-            PromptQuestion(COUNT_PATH, key, prompts.count).route(),
-            PromptQuestion(APPEND_PATH, key, appended.prompt).route(),
+            question_route(COUNT_PATH, key, prompts.count),
+            question_route(APPEND_PATH, key, appended.prompt),
         ]
         more = [*files.routes(), *control.routes(), *questions]
         app = build_app(self._config.cluster_key, node.turns.serve, more)

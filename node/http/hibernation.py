@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -36,7 +36,7 @@ from fabric.limits import (
     HIBERNATION_FRAME_BYTES_MAX,
     HIBERNATION_GRACE_S,
 )
-from node.http.routes import authorize, error_response
+from node.http.routes import authorize, route
 from node.limits import HIBERNATIONS_MAX
 from node.migration.hibernation_export import Export, Exports
 from node.migration.hibernation_import import Imports
@@ -59,19 +59,16 @@ class HibernationHttp:
 
     def routes(self) -> list[Route]:
         return [
-            Route(HIBERNATE_PATH, self.hibernate, methods=["POST"]),
-            Route(RESUME_PATH, self.resume, methods=["POST"]),
+            route(HIBERNATE_PATH, self.hibernate),
+            route(RESUME_PATH, self.resume),
         ]
 
     async def hibernate(self, request: Request) -> Response:
         """Answer with the agent's file."""
-        try:
-            authorize(request, self._secret)
-            call = decode_header(Hibernate, request.headers.get(CALL_HEADER, ""))
-            self._begin(call.tenant)
-            export = await self._open_export(self._exports.begin(call), call.tenant)
-        except FabricError as error:
-            return error_response(error)
+        authorize(request, self._secret)
+        call = decode_header(Hibernate, request.headers.get(CALL_HEADER, ""))
+        self._begin(call.tenant)
+        export = await self._open_export(self._exports.begin(call), call.tenant)
         headers = {
             "content-length": str(export.total_bytes),
             EPOCH_HEADER: str(export.epoch),
@@ -81,20 +78,15 @@ class HibernationHttp:
 
     async def resume(self, request: Request) -> Response:
         """Import the request's body as an agent's file."""
+        authorize(request, self._secret)
+        term = parse_term(request.headers.get(TERM_HEADER))
+        await self._terms.admit(term)
+        call = decode_header(Resume, request.headers.get(CALL_HEADER, ""))
+        self._begin(call.tenant)
         try:
-            authorize(request, self._secret)
-            term = parse_term(request.headers.get(TERM_HEADER))
-            await self._terms.admit(term)
-            call = decode_header(Resume, request.headers.get(CALL_HEADER, ""))
-            self._begin(call.tenant)
-            try:
-                resumed = await self._take(call, request, term)
-            finally:
-                self._open.give(call.tenant)
-        except FabricError as error:
-            return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=400)
+            resumed = await self._take(call, request, term)
+        finally:
+            self._open.give(call.tenant)
         return JSONResponse(to_plain(resumed))
 
     async def _open_export(self, export: Export, tenant: TenantId) -> Export:

@@ -60,19 +60,30 @@ def build_app(cluster_key: bytes, serve: Serve, more: Sequence[Route] = ()) -> S
     secret = http_secret(cluster_key)
 
     async def generate(request: Request) -> Response:
-        try:
-            events = serve(await read_turn(request, secret))
-            first = await unless_disconnected(request.receive, anext(events, None))
-            if first is None:
-                message = "the turn was cancelled before it began"
-                raise RetryElsewhereError(message)
-        except FabricError as error:
-            return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=400)
+        events = serve(await read_turn(request, secret))
+        first = await unless_disconnected(request.receive, anext(events, None))
+        if first is None:
+            message = "the turn was cancelled before it began"
+            raise RetryElsewhereError(message)
         return StreamingResponse(_lines(first, events), media_type="application/x-ndjson")
 
-    return Starlette(routes=[Route(GENERATE_PATH, generate, methods=["POST"]), *more])
+    return Starlette(routes=[route(GENERATE_PATH, generate), *more])
+
+
+def route(
+    path: str, answer: Callable[[Request], Awaitable[Response]], methods: Sequence[str] = ("POST",)
+) -> Route:
+    """Return a route that answers errors as the router reads them."""
+
+    async def answer_errors(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except FabricError as error:
+            return JSONResponse({"error": to_plain(error_reply(error))}, int(error.status))
+        except ClientDisconnect:
+            return Response(status_code=400)
+
+    return Route(path, answer_errors, methods=methods)
 
 
 async def read_turn(request: Request, secret: str) -> GenerateRequest:
@@ -106,11 +117,6 @@ def error_reply(error: FabricError) -> ErrorReply:
     return ErrorReply(int(error.status), error.code, error.message, retry_after_s, error.param)
 
 
-def error_response(error: FabricError) -> JSONResponse:
-    """Return the response for an error, as the router reads it."""
-    return JSONResponse({"error": to_plain(error_reply(error))}, int(error.status))
-
-
 def authorize(request: Request, secret: str) -> None:
     """Raise UnauthorizedError unless the request is from this cluster's router."""
     sent_secret = request.headers.get(CLUSTER_HEADER, "")
@@ -142,46 +148,30 @@ class ControlHttp:
         self._answer = answer
 
     def routes(self) -> list[Route]:
-        return [Route(CONTROL_PATH, self.control, methods=["HEAD", "POST"])]
+        return [route(CONTROL_PATH, self.control, ("HEAD", "POST"))]
 
     async def control(self, request: Request) -> Response:
-        try:
-            authorize(request, self._secret)
-            if request.headers.get(NODE_HEADER) != self._name:
-                message = "another node listens here now"
-                raise RetryElsewhereError(message, code="wrong_node")
-            if request.method == "HEAD":
-                return Response(status_code=204)
-            raw = await read_body(request, CONTROL_BYTES_MAX)
-        except FabricError as error:
-            return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=400)
+        authorize(request, self._secret)
+        if request.headers.get(NODE_HEADER) != self._name:
+            message = "another node listens here now"
+            raise RetryElsewhereError(message, code="wrong_node")
+        if request.method == "HEAD":
+            return Response(status_code=204)
+        raw = await read_body(request, CONTROL_BYTES_MAX)
         return Response(await self._answer(raw), media_type="application/msgpack")
 
 
-class PromptQuestion:
-    """Route of one question about a prompt; nothing is computed or stored."""
+def question_route(
+    path: str,
+    cluster_key: bytes,
+    answer: Callable[[GenerateRequest], Awaitable[TokenCount | ContinuedPrompt]],
+) -> Route:
+    """Return the route of one question about a prompt; nothing is computed or stored."""
+    secret = http_secret(cluster_key)
 
-    def __init__(
-        self,
-        path: str,
-        cluster_key: bytes,
-        answer: Callable[[GenerateRequest], Awaitable[TokenCount | ContinuedPrompt]],
-    ) -> None:
-        self._path = path
-        self._secret = http_secret(cluster_key)
-        self._answer = answer
-
-    def route(self) -> Route:
-        return Route(self._path, self.answer, methods=["POST"])
-
-    async def answer(self, request: Request) -> Response:
-        try:
-            turn = await read_turn(request, self._secret)
-            reply = await unless_disconnected(request.receive, self._answer(turn))
-        except FabricError as error:
-            return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=400)
+    async def answer_question(request: Request) -> Response:
+        turn = await read_turn(request, secret)
+        reply = await unless_disconnected(request.receive, answer(turn))
         return JSONResponse(to_plain(reply))
+
+    return route(path, answer_question)

@@ -21,7 +21,7 @@ from fabric.turn.generation import (
     GenerateRequest,
     Sampling,
 )
-from node.http.routes import PromptQuestion, build_app, http_server
+from node.http.routes import build_app, http_server, question_route
 from node.mlx.engine import Engine
 from tests.support.services import KEY, TENANT, identity_of, running
 from tests.support.tiny_models import ONE_LAYER, write_model
@@ -183,7 +183,7 @@ async def test_prompt_question_is_cancelled_by_hang_up(how):
         finally:
             ended.set()
 
-    route = PromptQuestion(COUNT_PATH, KEY, count_tokens).route()
+    route = question_route(COUNT_PATH, KEY, count_tokens)
     async with listening(None, [route]) as address:
         sock = socket.create_connection(address)
         sock.sendall(http_request(path=COUNT_PATH))
