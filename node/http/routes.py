@@ -1,10 +1,8 @@
 """The node's HTTP application: routes of turns, control calls and questions about prompts.
 
-Tokens are sent by HTTP and not through Ray, where each would cost milliseconds.
-
-The route for control calls that a client waits for.
-
-HEAD does nothing: with it the router opens a connection before such a call.
+Tokens are sent by HTTP and not through Ray, where each would cost milliseconds; so are the control
+calls that a client waits for. HEAD on their route does nothing: with it the router opens a
+connection before such a call.
 """
 
 import asyncio

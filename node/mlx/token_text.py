@@ -1,14 +1,12 @@
-"""Tokens as text: how many bytes one spells, where it ends, and where a text can be cut.
+"""Tokens as text: where each ends, where a text can be cut, and how many bytes one may spell.
 
-Cuts of a text into pieces that have the tokens of the whole.
+A long text is cut into pieces that have the tokens of the whole: only at the start of a special
+token that no other can overlap. Tokenizers find those first, in the unmodified text, and later
+merges stop at them.
 
-Only at the start of a special token that no other can overlap: tokenizers find those first, in the
-unmodified text, and later merges stop at them.
-
-Maximal bytes of text per token, derived from a tokenizer's steps.
-
-A prompt is refused unread if it cannot fit in any tokens. A step that may drop text, or is unknown,
-allows any amount of text per token.
+The maximal bytes of text per token follow from a tokenizer's steps: a prompt that cannot fit the
+context is refused by its size, unread. A step that may drop text, or is unknown, allows any amount
+of text per token.
 """
 
 import json
