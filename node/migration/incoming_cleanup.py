@@ -52,7 +52,7 @@ class IncomingCleanup:
     async def abort_if_given_up(self, name: MigrationId, record: Manifest) -> None:
         """Clean up a migration whose blocks arrived after it was aborted or its agent erased."""
         key = record.key
-        if self.moves.is_aborted(name) or record.epoch <= self.erased.floor(*key):
+        if self.moves.is_aborted(name) or self.erased.is_erased(key, record.epoch):
             await self.abort(name, key)
 
     async def abort_agent(self, key: AgentKey) -> bool:

@@ -64,7 +64,7 @@ class OwnershipReleases:
 
     def _is_erased(self, agent: Agent) -> bool:
         """Return whether the agent was erased at a later epoch."""
-        return agent.manifest.epoch <= self.erased.floor(*agent.key)
+        return self.erased.is_erased(agent.key, agent.manifest.epoch)
 
     async def finish_all(self) -> None:
         """Retry the releases that the disk refused; those that fail again stay pending."""

@@ -188,7 +188,7 @@ class SharedPrefixSource:
             and record.state is OwnerState.OWNED
             and record.tenant != SELF_TEST_TENANT
             and not (agent.manifest.is_private or saved.is_private)
-            and record.epoch > self.erased.floor(*agent.key)
+            and not self.erased.is_erased(agent.key, record.epoch)
         )
 
     def is_still_shared(self, key: AgentKey, epoch: int) -> bool:

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Final
 
 from fabric.errors import CorruptDataError, StaleEpochError
-from fabric.ids import AgentId, TenantId
+from fabric.ids import AgentId, AgentKey, TenantId
 from fabric.kvcache.hashing import agent_digest
 from fabric.record.directive import is_to_forget, live_directives
 from fabric.record.lenders import Lender, has_erased_lender
@@ -131,6 +131,10 @@ class TombstoneStore:
         if not len(self._all):
             return 0
         return self.epoch_of(self.digest(tenant, agent))
+
+    def is_erased(self, key: AgentKey, epoch: int) -> bool:
+        """Return whether an agent is erased up to `epoch` or a later one."""
+        return epoch <= self.floor(*key)
 
     def announce(self, erased: Iterable[Tombstone]) -> bool:
         """Add tombstones in memory, without waiting for the disk; return whether any is new."""

@@ -53,7 +53,7 @@ class SpanLeases:
 
     def is_erased(self, lender: Manifest) -> bool:
         """Return whether the lender was erased at this epoch."""
-        return lender.epoch <= self._erased.floor(*lender.key)
+        return self._erased.is_erased(lender.key, lender.epoch)
 
     @on_its_loop
     def keep(self, lender: Manifest) -> bool:

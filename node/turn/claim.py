@@ -230,7 +230,8 @@ class Claims:
 
     def _is_erased(self, agent: Agent, router_epoch: int = 0) -> bool:
         """Return whether an agent was erased, according to this node or the turn's router."""
-        return agent.manifest.epoch <= max(router_epoch, self.erased.floor(*agent.key))
+        epoch = agent.manifest.epoch
+        return epoch <= router_epoch or self.erased.is_erased(agent.key, epoch)
 
     def lost(self, agent: Agent) -> StaleEpochError:
         """Return the error for a turn whose agent was erased or taken over before its end."""

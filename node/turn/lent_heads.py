@@ -161,7 +161,7 @@ class HeadLenders:
 
     def _may_lend(self, key: AgentKey, epoch: int) -> bool:
         """Return whether a lender may still lend; it may have been erased or made private."""
-        if epoch <= self.erased.floor(*key):
+        if self.erased.is_erased(key, epoch):
             return False
         agent = self.table.get(key)
         if agent is not None and agent.is_private:

@@ -84,7 +84,7 @@ class Invariants:
     def _check_not_blocked(self, node, agent):
         """Check that an agent does not refuse all turns, or keep them waiting for a move."""
         record, outgoing = agent.manifest, agent.outgoing
-        is_erased = record.epoch <= node.resources.erased.floor(*agent.key)
+        is_erased = node.resources.erased.is_erased(agent.key, record.epoch)
         if record.epoch < outgoing.fence and not is_erased and not agent.is_unsaved:
             self._fail(f"{node.name}: {agent.key} is still claimed below its fence")
         if record.state is not OwnerState.SEALED and outgoing.state is OutgoingState.SEALED:
