@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from fabric.errors import FabricError
 from fabric.ids import AgentKey
-from fabric.record.manifest import Manifest, OwnerState
+from fabric.record.manifest import Manifest
 from node.agents.agent import Agent
+from node.agents.agent_table import found_agent
 from node.drain_flag import DrainFlag
 from node.runtime.health import Health
 from node.store.data_folders import DataFolders
@@ -96,10 +97,7 @@ class FolderReturn:
             if records.table.get(record.key) is not None:
                 continue
             records.store.take_in(record)
-            agent = Agent(record, saved=record, is_durable=True)
-            if record.owner != name and record.state is OwnerState.OWNED:
-                agent.manifest = replace(record, state=OwnerState.REPLICA)
-            records.table.put(agent)
+            records.table.put(found_agent(record, name))
         self._erasing.recheck_all()
         await records.workers.run(self._service_time.save)
         if self._health.is_draining and not self._health.is_stopping:

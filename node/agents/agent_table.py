@@ -433,6 +433,17 @@ def _in_leases(shared: Sequence[BlockRef], count: int, leased: Container[BlockRe
     return count
 
 
+def found_agent(record: Manifest, name: NodeName) -> Agent:
+    """Return the agent of a record in the folder of the node `name`.
+
+    A record that another node owns was copied from that node's folder: its agent is a replica.
+    """
+    agent = Agent(record, saved=record, is_durable=True)
+    if record.owner != name and record.state is OwnerState.OWNED:
+        agent.manifest = replace(record, state=OwnerState.REPLICA)
+    return agent
+
+
 def recovered_table(
     name: NodeName,
     fingerprint: Fingerprint,
@@ -444,11 +455,7 @@ def recovered_table(
     """Recover the store and return its agents in a table; raise DiskError."""
     table = AgentTable(name, fingerprint, clock, rules)
     for record in sorted(store.recover(), key=lambda record: record.used_s):
-        agent = Agent(record, saved=record, is_durable=True)
-        if record.owner != name and record.state is OwnerState.OWNED:
-            # The folder was copied from another node, so its agents are replicas.
-            agent.manifest = replace(record, state=OwnerState.REPLICA)
         if service_time is not None:
             table.use.recover(record, service_time.idle_s(record))
-        table.put(agent)
+        table.put(found_agent(record, name))
     return table
