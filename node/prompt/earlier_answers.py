@@ -145,12 +145,10 @@ class KnownAnswers:
 class RestoredRequest:
     """A request whose earlier answers read as the model wrote them."""
 
+    located: LocatedRequest
     request: GenerateRequest
-    places: MessagePlaces
-    note: str = ""  # text that is appended to a match's reason
+    note: str  # text that is appended to a match's reason
     answers: Answers = field(default_factory=dict)  # those restored, of any agent
-    restores: bool = True
-    forms: FormChain | None = None
 
 
 def locate_messages(
@@ -188,14 +186,12 @@ def _forms(request: GenerateRequest) -> FormChain | None:
 
 def restore_answers(located: LocatedRequest, known: KnownAnswers) -> RestoredRequest:
     """Return the request for the template, with its earlier answers as in `known`."""
-    request, note, places = located.request, located.note, located.places
+    request, note = located.request, located.note
     messages = request.messages or ()
     answers = {**known.at, **_match_after_edits(located, known)}
     if not answers:
-        return RestoredRequest(
-            request, places, note, restores=located.restores, forms=located.forms
-        )
-    restored = list(_with_answers(messages, places.places, answers))
+        return RestoredRequest(located, request, note)
+    restored = list(_with_answers(messages, located.places.places, answers))
     if request.continues:  # the answer continues at the client's very last character
         restored[-1] = replace(restored[-1], texts=messages[-1].texts)
     pairs = list(zip(messages, restored, strict=True))
@@ -204,7 +200,7 @@ def restore_answers(located: LocatedRequest, known: KnownAnswers) -> RestoredReq
     note += f"; restored reasoning: {thoughts}" if thoughts else ""
     note += f"; restored spelling: {spellings}" if spellings else ""
     request = replace(request, messages=tuple(restored))
-    return RestoredRequest(request, places, note, answers, located.restores, located.forms)
+    return RestoredRequest(located, request, note, answers)
 
 
 def _match_after_edits(located: LocatedRequest, known: KnownAnswers) -> dict[int, OmittedParts]:
@@ -318,13 +314,14 @@ def remember_answer(
 
     With restoring switched off, only those parts of earlier answers are kept that the prompt had.
     """
-    answers = {**answers, **prompt.answers} if prompt.restores else {}
+    answers = {**answers, **prompt.answers} if prompt.located.restores else {}
     messages = prompt.request.messages
     if not messages or (shown.is_plain and not answers):
         return answers
     answer = shown.message
     if not prompt.request.continues:
-        return conversation_answers(answers, messages, answer, prompt.places, redacted)
+        places = prompt.located.places
+        return conversation_answers(answers, messages, answer, places, redacted)
     *before, begun = messages
     reasoning = (begun.reasoning or "") + (answer.reasoning or "")
     answer = replace(answer, texts=begun.texts + answer.texts, reasoning=reasoning or None)

@@ -56,7 +56,6 @@ class KnownConversations(Protocol):
 class SpelledPrompt:
     """A request's prompt as text, and its answer, begun."""
 
-    located: LocatedRequest
     directives: tuple[Directive, ...]  # the agent's, applied or not
     restored: RestoredRequest
     directed: DirectedRequest
@@ -97,10 +96,11 @@ class PromptPipeline:
 
     async def refresh(self, prompt: SpelledPrompt, known: KnownConversations) -> SpelledPrompt:
         """Spell a prompt again if its agent's directives have changed since."""
-        request = prompt.located.request
+        located = prompt.restored.located
+        request = located.request
         if request.resume is not None or known.directives(request) == prompt.directives:
             return prompt
-        return await self._spell(prompt.located, known, prompt.limit)
+        return await self._spell(located, known, prompt.limit)
 
     async def plan(self, prompt: SpelledPrompt, record: Manifest) -> PlannedPrompt:
         """Encode a prompt and match it with its agent's record; raise RejectedError."""
@@ -160,7 +160,6 @@ class PromptPipeline:
             answer = self._begin_answer(directed.request, begun, shown)
             budget = self._begin_budget(directed.request, begun)
             return SpelledPrompt(
-                located,
                 directives,
                 restored,
                 directed,

@@ -338,7 +338,7 @@ class Saver:
 
         An incomplete answer leaves the form unchanged, since later prompts begin with that form.
         """
-        forms, old_form = self._prompt.restored.forms, self._agent.manifest.form
+        forms, old_form = self._prompt.restored.located.forms, self._agent.manifest.form
         is_moved = self._request.resume is not None  # a moved answer's turn names the agent
         if forms is None or (is_moved and old_form is None):
             return None

@@ -189,7 +189,7 @@ class Turn:
         prompt = await parts.prompts.run(request, parts.claims, self._unwanted.is_set)
         timer.spend(Part.PREPARE)
         async with parts.claims.hold(
-            prompt.directed.request, prompt.rendered.text, prompt.located.forms
+            prompt.directed.request, prompt.rendered.text, prompt.restored.located.forms
         ) as agent:
             self._is_waiting = False
             timer.spend(Part.QUEUE)
