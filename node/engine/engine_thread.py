@@ -19,7 +19,6 @@ from fabric.ports import Clock
 from fabric.turn.generation import Priority
 from node.engine.memory_budget import MemoryBudget
 from node.engine.moving_streams import MovingStreams
-from node.engine.prefill_chunks import Speed
 from node.engine.run_queue import refusal, retry_after_s
 from node.engine.scheduler import Scheduler
 from node.engine.sequence import Sequence
@@ -64,6 +63,8 @@ class EngineThread:
         )
         self._queue = self._scheduler.queue
         self.heads = self._scheduler.heads
+        self.prefill_speed = self._scheduler.prefill_speed
+        self.decode_speed = self._scheduler.decode_speed  # of all decoding sequences together
         self._clock = clock
         self._end_process = end_process
         self._failed_s: deque[float] = deque(maxlen=DEVICE_FAILURES_MAX)
@@ -208,15 +209,6 @@ class EngineThread:
     def queued_tokens(self) -> int:
         queued = [*self._arrivals, *self._queue.undecoded]
         return sum(sequence.queued_tokens for sequence in queued)
-
-    @property
-    def prefill_speed(self) -> Speed:
-        return self._scheduler.prefill_speed
-
-    @property
-    def decode_speed(self) -> Speed:
-        """Tokens per second of all decoding sequences together."""
-        return self._scheduler.decode_speed
 
     def _refuse_stopping(self) -> None:
         if self._is_stopping:
