@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from fabric.errors import FabricError, StaleEpochError
@@ -45,6 +46,7 @@ from node.prompt.continued_prompt import without_answer
 from node.prompt.pipeline import PlannedPrompt, PromptPipeline, SpelledPrompt
 from node.runtime.health import Health
 from node.runtime.live_turns import LiveTurns
+from node.runtime.workers import low_latency
 from node.turn.claim import Claims
 from node.turn.fetched_heads import FetchedHeads, HeadWait
 from node.turn.heads import TurnHeads
@@ -188,9 +190,11 @@ class Decoding:
         self.is_saving = True
         seal = agent.outgoing.begin_sealing()
         reason = _finish_reason(sequence, ended)
-        durable = await saver.commit(
-            ended, self._prompt.shown, seal, lambda: self._note(ended, reason)
-        )
+        # During a move the client waits for its next token.
+        with nullcontext() if seal is None else low_latency():
+            durable = await saver.commit(
+                ended, self._prompt.shown, seal, lambda: self._note(ended, reason)
+            )
         self._timer.spend(Part.SAVE)
         self._saved.set()
         self._log_end(reason, len(ended.answer_ids))

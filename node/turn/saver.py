@@ -37,7 +37,6 @@ from node.prompt.directed_request import parts_after, positions_after
 from node.prompt.earlier_answers import ShownAnswer, remember_answer
 from node.prompt.pipeline import PlannedPrompt
 from node.runtime.health import Health
-from node.runtime.workers import low_latency
 from node.store.service_time import ServiceTime
 from node.tiers.hot_tier import Unsaved
 from node.tiers.record_writer import RecordWriter, RecordWriters
@@ -254,20 +253,8 @@ class Saver:
         """Publish the turn's record and keep its cache hot; return whether it is durable.
 
         `note` is called once all blocks are saved. With `seal`, the published record is also sealed
-        for that move: the client waits for its next token, and one write is faster than two.
+        for that move: one write is faster than two.
         """
-        if seal is None:
-            return await self._commit(ended, shown, None, note)
-        with low_latency():
-            return await self._commit(ended, shown, seal, note)
-
-    async def _commit(
-        self,
-        ended: Ended,
-        shown: ShownAnswer,
-        seal: SealAgent | None,
-        note: Callable[[], TurnNote],
-    ) -> bool:
         await self._end_early()
         cache, agent, parts = self._cache, self._agent, self._parts
         if not self._request.is_kept:
