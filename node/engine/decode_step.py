@@ -99,7 +99,7 @@ def end(sequence: Sequence, reason: FinishReason | None, stop_string: str | None
         is_cut = reason is FinishReason.LENGTH
         shown = answer.finish(stopped=stop_string is not None, is_cut=is_cut)
         if sequence.trimmed is not None:
-            mark = sequence.trimmed.mark(has_calls=answer.has_calls)
+            mark = sequence.trimmed.mark(has_calls=answer.reader.has_calls)
             if mark is not None:
                 with device_errors():
                     sequence.cache.take_marked(mark)

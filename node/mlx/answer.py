@@ -10,7 +10,6 @@ from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
 from fabric.turn.answer_constraints import ANY_CALLS, CallChoice
 from node.dialect.answer_delta import AnswerDelta
-from node.dialect.formats import ThoughtStage
 from node.mlx.chat_tokenizer import ChatTokenizer
 
 
@@ -41,40 +40,21 @@ class Answer:
             self._detokenizer.text = "\n"
             self._detokenizer.offset = 1
         if is_chat:
-            self._reader = tokenizer.reader(begun, stop, tools, call_seed, choice)
+            self.reader = tokenizer.reader(begun, stop, tools, call_seed, choice)
         else:
-            self._reader = tokenizer.plain_reader(stop)
+            self.reader = tokenizer.plain_reader(stop)
         self._shared = {id(tools): tools}
         self.text = ""
         self.ends: list[int] = []  # byte ends of tokens within this answer's text
         self._size_bytes = 0
         self._pending_count = 0
 
-    @property
-    def has_calls(self) -> bool:
-        return self._reader.has_calls
-
-    @property
-    def stage(self) -> ThoughtStage:
-        """Stage of the answer: in a thought, before one, or elsewhere."""
-        return self._reader.stage
-
-    @property
-    def broken_calls(self) -> int:
-        """Truncated or malformed calls."""
-        return self._reader.broken_calls
-
-    @property
-    def has_cut_call(self) -> bool:
-        """Whether the answer's end cut a call that was shown."""
-        return self._reader.has_cut_call
-
     def fork(self) -> "Answer":
         """Return a copy that continues independently."""
         twin = copy(self)
         twin.ends = list(self.ends)
-        twin._reader = deepcopy(self._reader, dict(self._shared))  # noqa: SLF001 - of this class
-        twin._detokenizer = detokenizer = copy(self._detokenizer)  # noqa: SLF001
+        twin.reader = deepcopy(self.reader, dict(self._shared))
+        twin._detokenizer = detokenizer = copy(self._detokenizer)  # noqa: SLF001 - of this class
         detokenizer.tokens = list(detokenizer.tokens)
         if isinstance(detokenizer, NaiveStreamingDetokenizer):
             detokenizer._current_tokens = list(detokenizer._current_tokens)  # noqa: SLF001
@@ -86,7 +66,7 @@ class Answer:
         segment = self._take_segment()
         if token in self._eos_ids:
             segment = segment.removesuffix(self._end_texts.get(token, ""))
-        return self._reader.feed(segment)
+        return self.reader.feed(segment)
 
     def finish(self, *, stopped: bool, is_cut: bool = False) -> AnswerDelta:
         """Release held-back text; with `stopped`, drop text after the stop.
@@ -99,8 +79,8 @@ class Answer:
         self._pending_count = 0
         if stopped:
             return AnswerDelta()
-        shown = self._reader.feed(segment)
-        last = self._reader.finish(is_cut=is_cut)
+        shown = self.reader.feed(segment)
+        last = self.reader.finish(is_cut=is_cut)
         return AnswerDelta(
             text=shown.text + last.text,
             reasoning=shown.reasoning + last.reasoning,

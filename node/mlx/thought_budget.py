@@ -126,7 +126,7 @@ class ThoughtBudget:
         self._endings = endings
         self._left = tokens_max
         self._may_call = may_call
-        self._has_thought = answer.stage in _THINKING
+        self._has_thought = answer.reader.stage in _THINKING
         self._recent: deque[int] = deque(maxlen=CUT_CHARACTER_TOKENS_MAX)
         self._waited_count = 0  # tokens for which a character has been incomplete
         self._ways: tuple[tuple[int, ...], ...] = ()  # alternative sequences of the next tokens
@@ -139,16 +139,16 @@ class ThoughtBudget:
             return Steering(frozenset(way[0] for way in self._ways))
         # A model that may think again would never answer.
         is_over = self._left <= 0 and self._has_thought
-        if is_over and self._answer.stage is ThoughtStage.OPEN and self._endings.start_ids:
+        if is_over and self._answer.reader.stage is ThoughtStage.OPEN and self._endings.start_ids:
             return Steering(self._endings.start_ids, bars=True)
         return None
 
     def take(self, token: int) -> None:
         """Consume the answer's next token."""
-        before = self._answer.stage
+        before = self._answer.reader.stage
         self._answer.push(token)
         self._recent.append(token)
-        if self._answer.stage in _THINKING:
+        if self._answer.reader.stage in _THINKING:
             self._has_thought = True
             self._left -= 1 if before in _THINKING else 0
         followed = (way[1:] for way in self._ways if way[0] == token)
@@ -159,10 +159,10 @@ class ThoughtBudget:
     def _choose_ways(self) -> None:
         if self._left > 0:
             return
-        if self._answer.stage is ThoughtStage.OPEN:
+        if self._answer.reader.stage is ThoughtStage.OPEN:
             parts = self._endings.other_parts
             self._ways = parts if self._may_call else parts[:1]
-        elif self._answer.stage is ThoughtStage.THOUGHT and not self._waits_for_character():
+        elif self._answer.reader.stage is ThoughtStage.THOUGHT and not self._waits_for_character():
             self._ways = (self._endings.close(self._thought),)
 
     def _waits_for_character(self) -> bool:

@@ -205,7 +205,7 @@ class Decoding:
         if reason is None:
             self._check_stopping()
             return None
-        tokens_count, broken = len(ended.answer_ids), sequence.answer.broken_calls
+        tokens_count, broken = len(ended.answer_ids), sequence.answer.reader.broken_calls
         times = self._timer.sent_times
         return Finished(reason, tokens_count, ended.stop_string, durable, broken, times)
 
@@ -386,8 +386,9 @@ def _finish_reason(sequence: Sequence, ended: Ended) -> FinishReason | None:
     """Return why an answer ended, for its client."""
     if ended.reason is None or ended.is_handover:
         return None
-    is_cut = ended.reason is FinishReason.LENGTH and sequence.answer.has_cut_call
-    return FinishReason.TOOL_CALLS if sequence.answer.has_calls and not is_cut else ended.reason
+    reader = sequence.answer.reader
+    is_cut = ended.reason is FinishReason.LENGTH and reader.has_cut_call
+    return FinishReason.TOOL_CALLS if reader.has_calls and not is_cut else ended.reason
 
 
 def _is_unchanged(agent: Agent, sequence: Sequence, prepared: Prepared) -> bool:

@@ -6,6 +6,7 @@ So a lost, repeated or misplaced token changes all later ones. `log` lists the s
 import sys
 import zlib
 from dataclasses import dataclass, fields
+from types import SimpleNamespace
 
 from fabric.turn.generation import Sampling
 from node.dialect.answer_delta import AnswerDelta
@@ -172,9 +173,8 @@ def expected(prompt, seed, count):
 
 
 class FakeAnswer:
-    has_calls = False
-
     def __init__(self):
+        self.reader = SimpleNamespace(has_calls=False)
         self.text = ""
         self.ends = []
         self.fails_at = None

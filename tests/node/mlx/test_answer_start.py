@@ -70,7 +70,7 @@ def answer(model, messages, says, tools=TOOLS, **choice):
     text = "".join(each.text for each in shown)
     thought = "".join(each.reasoning for each in shown)
     calls = [(c.name, json.loads(c.arguments)) for each in shown for c in each.calls]
-    assert reply.has_calls == bool(calls)
+    assert reply.reader.has_calls == bool(calls)
     return text, thought, calls
 
 
