@@ -37,7 +37,7 @@ async def test_both_sdks_list_served_models():
 async def test_model_page_has_first_and_last_ids_even_if_empty():
     async with rig("a") as fabric:
         full = (await fabric.http().get("/v1/models", headers=VERSION)).json()
-        fabric.fleet.models = list
+        fabric.fleet.membership.models = list
         empty = (await fabric.http().get("/v1/models", headers=VERSION)).json()
 
     assert (full["first_id"], full["last_id"], full["has_more"]) == (MODEL, MODEL, False)
