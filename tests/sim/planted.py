@@ -37,12 +37,7 @@ from tests.sim.planted_directives import DIRECTIVE_PLANTS
 from tests.sim.planted_edits import EDIT_PLANTS
 from tests.sim.planted_lending import LENDING_PLANTS
 from tests.sim.planted_restarts import RESTART_PLANTS
-
-
-@contextmanager
-def _patched(owner, name, value):
-    with mock.patch.object(owner, name, value):
-        yield
+from tests.sim.replaced import replaced
 
 
 def source_serves_after_the_seal():
@@ -53,7 +48,7 @@ def source_serves_after_the_seal():
         if record.state is OwnerState.SEALED:
             agent.manifest = replace(record, state=OwnerState.OWNED)
 
-    return _patched(Claims, "_check_ownership", own)
+    return replaced(Claims, "_check_ownership", own)
 
 
 def target_commits_without_the_tail():
@@ -69,7 +64,7 @@ def target_commits_without_the_tail():
 
     @contextmanager
     def both():
-        with _patched(Migration, "_offer", offered), _patched(Migration, "_commit", committed):
+        with replaced(Migration, "_offer", offered), replaced(Migration, "_commit", committed):
             yield
 
     return both()
@@ -81,7 +76,7 @@ def copies_stay_pinned():
     async def keep(self, name, kept):
         return None
 
-    return _patched(IncomingCleanup, "release_pins", keep)
+    return replaced(IncomingCleanup, "release_pins", keep)
 
 
 def late_copies_stay():
@@ -90,7 +85,7 @@ def late_copies_stay():
     async def keep(self, name, record):
         return None
 
-    return _patched(IncomingCleanup, "abort_if_given_up", keep)
+    return replaced(IncomingCleanup, "abort_if_given_up", keep)
 
 
 def owners_are_abandoned_early():
@@ -103,13 +98,13 @@ def owners_are_abandoned_early():
             return type(health(self, name)).EXPIRED
         return health(self, name)
 
-    return _patched(Membership, "health", impatient)
+    return replaced(Membership, "health", impatient)
 
 
 def a_takeover_keeps_the_epoch():
     """A takeover claims the agent at the epoch of the lost owner."""
     next_epoch = Directory.next_epoch
-    return _patched(Directory, "next_epoch", lambda self, key: max(0, next_epoch(self, key) - 1))
+    return replaced(Directory, "next_epoch", lambda self, key: max(0, next_epoch(self, key) - 1))
 
 
 def stale_owners_are_not_released():
@@ -118,12 +113,12 @@ def stale_owners_are_not_released():
     async def skip(self, key):
         return None
 
-    return _patched(Recovery, "_release_others", skip)
+    return replaced(Recovery, "_release_others", skip)
 
 
 def owners_lose_their_agents_to_the_cheapest():
     """Placement ignores owners: every turn goes to the cheapest node."""
-    return _patched(placement, "SERVING", ())
+    return replaced(placement, "SERVING", ())
 
 
 def lower_epoch_wins():
@@ -133,7 +128,7 @@ def lower_epoch_wins():
         claims = [h for h in self.holdings(key) if h.state is not OwnerState.REPLICA]
         return min(claims, key=lambda holding: holding.epoch, default=None)
 
-    return _patched(Directory, "owner", owner)
+    return replaced(Directory, "owner", owner)
 
 
 def replica_is_served_as_owner():
@@ -147,7 +142,7 @@ def replica_is_served_as_owner():
 
     @contextmanager
     def both():
-        with _patched(Directory, "owner", owner), _patched(Claims, "_check_ownership", own):
+        with replaced(Directory, "owner", owner), replaced(Claims, "_check_ownership", own):
             yield
 
     return both()
@@ -164,7 +159,7 @@ def reuse_more_than_is_common():
 
     @contextmanager
     def both():
-        with mock.patch(plan, more), _patched(prefix, "common_prefix", more):
+        with mock.patch(plan, more), replaced(prefix, "common_prefix", more):
             yield
 
     return both()
@@ -172,7 +167,7 @@ def reuse_more_than_is_common():
 
 def tenants_share_blocks():
     """Every tenant's blocks are named by the same key."""
-    return _patched(AgentStore, "salt", lambda self, tenant: b"the same for all".ljust(32))
+    return replaced(AgentStore, "salt", lambda self, tenant: b"the same for all".ljust(32))
 
 
 @contextmanager
@@ -188,12 +183,12 @@ def _all(*patches):
 
 def a_restart_loses_everything():
     """A node that starts finds no record."""
-    return _patched(ManifestStore, "load_all", lambda self: [])
+    return replaced(ManifestStore, "load_all", lambda self: [])
 
 
 def records_are_never_written():
     """A record counts as published, and is not written."""
-    return _patched(ManifestStore, "publish", lambda *_: None)
+    return replaced(ManifestStore, "publish", lambda *_: None)
 
 
 def nothing_is_reused():
@@ -204,8 +199,8 @@ def nothing_is_reused():
         return await prepare(self, agent, replace(plan, kept_tokens=0), answer)
 
     return _all(
-        _patched(Prefixes, "prepare", prepared),
-        _patched(AgentStore, "shared_prefix", lambda self, tenant, ids: EMPTY_LAYOUT),
+        replaced(Prefixes, "prepare", prepared),
+        replaced(AgentStore, "shared_prefix", lambda self, tenant, ids: EMPTY_LAYOUT),
     )
 
 
@@ -213,11 +208,11 @@ def every_turn_claims_to_be_durable():
     """The last event reports a durable turn even after a failed write."""
     commit = Saver.commit
 
-    async def committed(self, ended, seal=None):
-        await commit(self, ended, seal)
+    async def committed(self, ended, shown, seal, note):
+        await commit(self, ended, shown, seal, note)
         return True
 
-    return _patched(Saver, "commit", committed)
+    return replaced(Saver, "commit", committed)
 
 
 def refused_writes_are_not_retried():
@@ -226,7 +221,7 @@ def refused_writes_are_not_retried():
     async def flush(self):
         return 0
 
-    return _patched(Flusher, "flush", flush)
+    return replaced(Flusher, "flush", flush)
 
 
 def steps_of_ownership_are_not_written():
@@ -236,7 +231,7 @@ def steps_of_ownership_are_not_written():
         agent.manifest = record
         self.table.put(agent)
 
-    return _patched(AgentRecords, "republish", republish)
+    return replaced(AgentRecords, "republish", republish)
 
 
 def active_agents_are_evicted():
@@ -246,13 +241,13 @@ def active_agents_are_evicted():
         return agent.turn_lock.locked()
 
     return _all(
-        _patched(eviction, "is_active", is_active), _patched(disk_budget, "is_active", is_active)
+        replaced(eviction, "is_active", is_active), replaced(disk_budget, "is_active", is_active)
     )
 
 
 def blocks_of_refused_saves_stay_pinned():
     """Blocks of a refused save are never unpinned."""
-    return _patched(RecordWriter, "abandon", lambda self: self._let_go())
+    return replaced(RecordWriter, "abandon", lambda self: self._let_go())
 
 
 # --- erasure -----------------------------------------------------------------------------------
@@ -260,12 +255,12 @@ def blocks_of_refused_saves_stay_pinned():
 
 def tombstones_are_never_written():
     """An erasure is remembered in memory only."""
-    return _patched(TombstoneStore, "_write", lambda self, item: self._unwritten.pop(item.agent))
+    return replaced(TombstoneStore, "_write", lambda self, item: self._unwritten.pop(item.agent))
 
 
 def erasures_leave_the_blocks():
     """An erasure removes the record and leaves the blocks."""
-    return _patched(BlockStore, "sweep", lambda self: None)
+    return replaced(BlockStore, "sweep", lambda self: None)
 
 
 # --- ownership ---------------------------------------------------------------------------------
@@ -273,25 +268,25 @@ def erasures_leave_the_blocks():
 
 def the_router_fences_no_turn():
     """The router acknowledges turns of nodes that have lost the agent."""
-    return _patched(OpenTurn, "_check_current", lambda self: None)
+    return replaced(OpenTurn, "_check_current", lambda self: None)
 
 
 def nodes_fence_no_turn():
     """A released node acknowledges the turn that it is about to end."""
     fence = property(lambda self: 0, lambda self, value: None)
-    return _patched(OutgoingMove, "fence", fence)
+    return replaced(OutgoingMove, "fence", fence)
 
 
 def released_owners_keep_serving():
     """A released node completes its running turn."""
-    return _all(_patched(Turn, "cancel", lambda self: None), nodes_fence_no_turn())
+    return _all(replaced(Turn, "cancel", lambda self: None), nodes_fence_no_turn())
 
 
 def epochs_are_issued_twice():
     """The directory forgets the epochs that it, or the previous router, issued."""
     return _all(
-        _patched(Directory, "issue", lambda self, key, epoch: None),
-        _patched(Directory, "_fence_below", lambda self, key, epoch: None),
+        replaced(Directory, "issue", lambda self, key, epoch: None),
+        replaced(Directory, "_fence_below", lambda self, key, epoch: None),
     )
 
 
@@ -302,7 +297,7 @@ def refused_records_are_not_put_back():
         self._doubtful.pop(name, None)
         return True
 
-    return _patched(ManifestStore, "_put_back", put_back)
+    return replaced(ManifestStore, "_put_back", put_back)
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -319,7 +314,7 @@ def restores_wait_for_no_memory():
         cache = await self.engine.between_steps(lambda: self.begin(made))
         return await self.restore(agent, made, cache, threading.Event())
 
-    return _patched(Prefixes, "prepare", prepared)
+    return replaced(Prefixes, "prepare", prepared)
 
 
 def memory_is_granted_without_limit():
@@ -329,7 +324,7 @@ def memory_is_granted_without_limit():
         self.count(size_bytes)
         return True
 
-    return _patched(Reservation, "grow", grow)
+    return replaced(Reservation, "grow", grow)
 
 
 def prefetches_reserve_nothing():
@@ -338,7 +333,7 @@ def prefetches_reserve_nothing():
     def claim(self, size_bytes):
         return True
 
-    return _patched(Reservation, "claim", claim)
+    return replaced(Reservation, "claim", claim)
 
 
 PLANTS = {

@@ -1,7 +1,6 @@
 """Planted faults in storing and applying directives."""
 
 from dataclasses import replace
-from unittest.mock import patch
 
 from fabric.edit_mode import EditMode
 from fabric.record import directed_messages as conversations
@@ -12,6 +11,7 @@ from node.migration.target import IncomingCopies
 from node.prompt import directed_request
 from node.tiers.directive_store import DirectiveStore
 from node.turn.claim import Claims
+from tests.sim.replaced import replaced
 
 
 def directives_are_never_written():
@@ -21,13 +21,13 @@ def directives_are_never_written():
         agent.manifest = record
         self.records.put(agent)
 
-    return patch.object(DirectiveStore, "_publish", publish)
+    return replaced(DirectiveStore, "_publish", publish)
 
 
 def moves_leave_directives_behind():
     """An agent migrates without its directives."""
     offered = IncomingCopies.decode_offer
-    return patch.object(
+    return replaced(
         IncomingCopies,
         "decode_offer",
         lambda self, raw: replace(offered(self, raw), directives=None),
@@ -37,7 +37,7 @@ def moves_leave_directives_behind():
 def forks_forget_directives():
     """A fork begins with the memory alone."""
     anew = copy_targets.with_new_owner
-    return patch.object(
+    return replaced(
         copy_targets,
         "with_new_owner",
         lambda record, *more: replace(anew(record, *more), directives=None),
@@ -53,7 +53,7 @@ def undone_directives_still_apply():
             return await changed(self, agent, call)
         return self._changed(agent.manifest, call)
 
-    return patch.object(DirectiveStore, "_change_directives", direct)
+    return replaced(DirectiveStore, "_change_directives", direct)
 
 
 def waiting_turns_keep_old_directives():
@@ -63,7 +63,7 @@ def waiting_turns_keep_old_directives():
     def as_before(self, request):
         return known.setdefault((id(self), request.operation), directives(self, request))
 
-    return patch.object(Claims, "directives", as_before)
+    return replaced(Claims, "directives", as_before)
 
 
 def the_older_directive_wins():
@@ -73,7 +73,7 @@ def the_older_directive_wins():
     def reverse(message, found):
         return concerning(message, [(-order, each) for order, each in found])
 
-    return patch.object(conversations, "_directives_for", reverse)
+    return replaced(conversations, "_directives_for", reverse)
 
 
 def no_agent_forgets():
@@ -82,12 +82,12 @@ def no_agent_forgets():
     def kept(requested, matched):
         return EditMode.AMORTIZE if matched else requested
 
-    return patch.object(directed_request, "_edit_mode", kept)
+    return replaced(directed_request, "_edit_mode", kept)
 
 
 def closed_agents_stay_hot():
     """Closed and evicted agents keep their hot caches."""
-    return patch.object(DirectiveStore, "_drop_resident", lambda self, agent: None)
+    return replaced(DirectiveStore, "_drop_resident", lambda self, agent: None)
 
 
 def closing_is_never_written():
@@ -100,17 +100,17 @@ def closing_is_never_written():
         await written(self, agent, record, revokes=revokes)
 
     written = DirectiveStore._publish
-    return patch.object(DirectiveStore, "_publish", publish)
+    return replaced(DirectiveStore, "_publish", publish)
 
 
 def private_memory_is_lent():
     """Blocks of private agents are shared like others."""
-    return patch.object(AgentTable, "has_private", lambda self, agent: False)
+    return replaced(AgentTable, "has_private", lambda self, agent: False)
 
 
 def private_moves_are_lent():
     """Arriving blocks of a private agent serve others until the move is committed."""
-    return patch.object(IncomingMoves, "has_unrecorded_blocks", lambda self, tenant: False)
+    return replaced(IncomingMoves, "has_unrecorded_blocks", lambda self, tenant: False)
 
 
 DIRECTIVE_PLANTS = (

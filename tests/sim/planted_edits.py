@@ -1,7 +1,6 @@
 """Planted faults in keeping edited caches."""
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 
@@ -14,13 +13,14 @@ from node.tiers import restore
 from node.tiers.record_writer import RecordWriter
 from node.turn.prefix import Prefixes
 from tests.sim.model import SimCache
+from tests.sim.replaced import replaced
 from tests.sim.window import SimWindow
 
 
 def edited_memory_is_offered_to_exact_turns():
     """Rows computed before an edit are reused by exact turns."""
     whole = property(lambda self: self.manifest.tokens_count)
-    return patch.object(Agent, "exact_tokens", whole)
+    return replaced(Agent, "exact_tokens", whole)
 
 
 def edited_blocks_are_named_without_lineage():
@@ -35,7 +35,7 @@ def edited_blocks_are_named_without_lineage():
         )
         begin(self, parts, agent, cache, exact, cached)
 
-    return patch.object(RecordWriter, "__init__", unedited)
+    return replaced(RecordWriter, "__init__", unedited)
 
 
 def rows_of_cut_blocks_are_read_one_off():
@@ -55,7 +55,7 @@ def _misread(group):
         is_wrong = expected.group is group and expected.first_row > 0
         return read(self, replace(expected, first_row=expected.first_row - is_wrong))
 
-    return patch.object(restore._Restore, "_read", misread)
+    return replaced(restore._Restore, "_read", misread)
 
 
 def windows_slide_past_what_lies_ahead():
@@ -66,13 +66,13 @@ def windows_slide_past_what_lies_ahead():
         self.beside[0][2] = np.zeros_like(self.beside[0][2])
         append(self, keep_from, tokens_count)
 
-    return patch.object(SimWindow, "append_held_rows", missed)
+    return replaced(SimWindow, "append_held_rows", missed)
 
 
 def moved_rows_count_as_computed_in_place():
     """A restored edited cache forgets how far its rows were moved."""
     hold = SimCache.hold
-    return patch.object(
+    return replaced(
         SimCache, "hold", lambda self, count, ahead, _, *grid: hold(self, count, ahead, (), *grid)
     )
 
@@ -87,7 +87,7 @@ def borrowed_rows_count_as_computed_one_off():
             for part in parts(self)
         )
 
-    return patch.object(Patch, "parts", property(misplaced))
+    return replaced(Patch, "parts", property(misplaced))
 
 
 def rows_are_borrowed_without_request():
@@ -99,7 +99,7 @@ def rows_are_borrowed_without_request():
             request = replace(request, edits=EditMode.ANYWHERE)
         return prepare(self, agent, plan, request)
 
-    return patch.object(Prefixes, "prepare", unasked)
+    return replaced(Prefixes, "prepare", unasked)
 
 
 EDIT_PLANTS = (

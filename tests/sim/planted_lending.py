@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from unittest.mock import patch
 
 from fabric.kvcache.cache_spec import CacheGroup
 from fabric.record.lenders import merge_lenders
@@ -17,6 +16,7 @@ from node.tiers.derived_memory import DerivedMemory
 from node.tiers.directive_store import DirectiveStore
 from node.turn.borrowed_spans import BorrowedSpans
 from node.turn.prefix import Prefixes
+from tests.sim.replaced import replaced
 
 _log = logging.getLogger("node.planted")
 
@@ -28,7 +28,7 @@ def _without_lenders(record):
 
 def erasures_do_not_reach_borrowers():
     """Keep what others borrowed of an erased agent."""
-    return patch.object(TombstoneStore, "has_erased_lender", lambda *_: False)
+    return replaced(TombstoneStore, "has_erased_lender", lambda *_: False)
 
 
 def borrowers_name_themselves_as_lenders():
@@ -37,7 +37,7 @@ def borrowers_name_themselves_as_lenders():
     def own_name(self, own, _):
         return (self.erased.lender(own),)
 
-    return patch.object(BorrowedSpans, "_lenders", own_name)
+    return replaced(BorrowedSpans, "_lenders", own_name)
 
 
 def borrowers_omit_the_lenders_of_lenders():
@@ -47,12 +47,12 @@ def borrowers_omit_the_lenders_of_lenders():
         nearest = [each for r in records for each in (self.erased.lender(r), self.erased.series(r))]
         return merge_lenders(each for each in nearest if each != self.erased.series(own))
 
-    return patch.object(BorrowedSpans, "_lenders", nearest_only)
+    return replaced(BorrowedSpans, "_lenders", nearest_only)
 
 
 def _copies_omit_lenders(module):
     anew = module.with_new_owner
-    return patch.object(module, "with_new_owner", lambda r, *more: _without_lenders(anew(r, *more)))
+    return replaced(module, "with_new_owner", lambda r, *more: _without_lenders(anew(r, *more)))
 
 
 def forks_omit_lenders():
@@ -62,7 +62,7 @@ def forks_omit_lenders():
 
 def forks_omit_their_source():
     """Record in a fork its source's lenders, but not the source, whose edited rows it has."""
-    return patch.object(copy_targets, "derived_from", lambda record, _: record)
+    return replaced(copy_targets, "derived_from", lambda record, _: record)
 
 
 def files_omit_lenders():
@@ -72,13 +72,13 @@ def files_omit_lenders():
 
 def files_omit_their_source():
     """Record in a copy by a file its source's lenders, but not the source."""
-    return patch.object(hibernation_import, "derived_from", lambda record, _: record)
+    return replaced(hibernation_import, "derived_from", lambda record, _: record)
 
 
 def moves_omit_lenders():
     """Drop the names of an agent's lenders where it arrives."""
     offered = IncomingCopies.decode_offer
-    return patch.object(
+    return replaced(
         IncomingCopies, "decode_offer", lambda self, raw: _without_lenders(offered(self, raw))
     )
 
@@ -92,7 +92,7 @@ def replicas_omit_lenders():
             record = _without_lenders(record)
         return publish(self, agent, record, migration)
 
-    return patch.object(CopyPublisher, "publish", published)
+    return replaced(CopyPublisher, "publish", published)
 
 
 def _loans_outlive_changes(of):
@@ -103,7 +103,7 @@ def _loans_outlive_changes(of):
         is_same = getattr(record, of) == getattr(agent.manifest, of)
         await publish(self, agent, record, revokes=revokes and is_same)
 
-    return patch.object(DirectiveStore, "_publish", published)
+    return replaced(DirectiveStore, "_publish", published)
 
 
 def private_lenders_leave_loans():
@@ -118,7 +118,7 @@ def forgetful_lenders_leave_loans():
 
 def erasures_leave_the_quarantine():
     """Keep damaged files in the quarantine."""
-    return patch.object(BlockStore, "empty_quarantine", lambda _: [])
+    return replaced(BlockStore, "empty_quarantine", lambda _: [])
 
 
 def _files_stay(group):
@@ -130,7 +130,7 @@ def _files_stay(group):
         self.settle(ignored)
         return {ref: size for ref, size in blocks.items() if ref not in ignored}
 
-    return patch.object(BlockIndex, "take_unreferenced", taken)
+    return replaced(BlockIndex, "take_unreferenced", taken)
 
 
 def windows_stay_on_disk():
@@ -154,7 +154,7 @@ def borrowers_stay_hot():
             agent.cache, agent.layout = cache, layout
         return count
 
-    return patch.object(DerivedMemory, "_drop", kept)
+    return replaced(DerivedMemory, "_drop", kept)
 
 
 def logs_quote_prompts():
@@ -165,12 +165,12 @@ def logs_quote_prompts():
         _log.info("a turn of %s", plan.text[-80:].decode())
         return prepare(self, agent, plan, request)
 
-    return patch.object(Prefixes, "prepare", prepared)
+    return replaced(Prefixes, "prepare", prepared)
 
 
 def receipts_count_no_derived_memory():
     """Leave what borrowers lose out of the receipt."""
-    return patch.object(DerivedMemory, "_note", lambda *_: None)
+    return replaced(DerivedMemory, "_note", lambda *_: None)
 
 
 LENDING_PLANTS = (

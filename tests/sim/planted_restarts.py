@@ -5,6 +5,7 @@ from unittest import mock
 from router.fleet.expected_nodes import ExpectedNodes, MissingNodes
 from router.fleet.roster_keeper import RosterKeeper
 from router.turns.owner_wait import OwnerWait
+from tests.sim.replaced import replaced
 
 
 def turns_do_not_wait_for_their_owner():
@@ -13,7 +14,7 @@ def turns_do_not_wait_for_their_owner():
     async def wait(self, *_):
         return None
 
-    return mock.patch.object(OwnerWait, "wait", wait)
+    return replaced(OwnerWait, "wait", wait)
 
 
 def missing_nodes_are_not_expected():

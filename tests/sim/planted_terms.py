@@ -5,6 +5,7 @@ from unittest import mock
 from fabric.control.term_calls import Ballot, TermView
 from node.store.granted_terms import GrantedTerms
 from router.fleet.terms import RouterTerms
+from tests.sim.replaced import replaced
 
 
 def nodes_grant_terms_during_a_lease():
@@ -15,7 +16,7 @@ def nodes_grant_terms_during_a_lease():
             return None
         return Ballot(TermView(call.term, call.router, call.url), now_s + call.lease_s)
 
-    return mock.patch.object(Ballot, "after", after)
+    return replaced(Ballot, "after", after)
 
 
 def routers_stay_active_beyond_their_lease():
@@ -24,7 +25,7 @@ def routers_stay_active_beyond_their_lease():
     def held(self, _):
         return self._term or None
 
-    return mock.patch.object(RouterTerms, "held", held)
+    return replaced(RouterTerms, "held", held)
 
 
 def restarted_nodes_forget_their_term():
@@ -44,7 +45,7 @@ def nodes_obey_every_router():
 
 def one_vote_elects():
     """A router is active as soon as one node grants its term."""
-    return mock.patch.object(RouterTerms, "quorum", 1)
+    return replaced(RouterTerms, "quorum", 1)
 
 
 TERM_PLANTS = (

@@ -108,6 +108,13 @@ def planted():
         yield pytest.param(plant, id=plant.__name__, marks=marks)
 
 
+def test_planted_functions_accept_the_arguments_of_the_real_ones():
+    for plants in PLANTS.values():
+        for plant in plants:
+            with plant():
+                pass
+
+
 @pytest.mark.parametrize("plant", list(planted()))
 def test_simulation_finds_planted_faults(plant):
     tried_first = FOUND_BY.get(plant.__name__, TRIED_FIRST)
