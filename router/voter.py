@@ -6,7 +6,6 @@ no agents, needs no Ray, and is reached by HTTPS with the fabric's own keys.
 
 import argparse
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -31,6 +30,7 @@ from fabric.control.calls import (
 from fabric.control.term_calls import GrantTerm, TermAnswer, TermView
 from fabric.errors import FabricError, FatalError, RejectedError, UnauthorizedError
 from fabric.hosting.clock import elapsed_s
+from fabric.hosting.disk_flush import flush
 from fabric.hosting.guarded_connection import admit
 from fabric.hosting.http_server import HttpServer, read_body, server_config
 from fabric.hosting.stored_ballot import StoredBallot
@@ -74,9 +74,7 @@ class TermFile:
             write_private(self._path, json.dumps(to_plain(granted)))
             folder = os.open(self._path.parent, os.O_RDONLY)
             try:
-                os.fsync(folder)
-                if hasattr(fcntl, "F_FULLFSYNC"):
-                    fcntl.fcntl(folder, fcntl.F_FULLFSYNC)
+                flush(folder, "full")
             finally:
                 os.close(folder)
         except OSError as error:

@@ -1,14 +1,12 @@
-"""Complete reads and writes, durable flushes and listings on open file descriptors.
+"""Complete reads and writes, and listings, on open file descriptors.
 
 `os.read` and `os.write` may transfer only part of a buffer; these functions finish the rest. Errors
-are the system's OSError. All differences between macOS and Linux in making bytes durable are here.
+are the system's OSError.
 """
 
 import contextlib
 import errno
-import fcntl
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,39 +14,9 @@ from typing import Final, Protocol
 
 from fabric.errors import CorruptDataError
 
-DURABILITIES: Final = ("full", "barrier", "none")
 OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 IOVECS_MAX: Final = 1_024  # IOV_MAX of Linux and macOS
-# Values from macOS's <sys/fcntl.h>; Python knows the first there, the second not everywhere.
-FULL_FLUSH: Final[int] = getattr(fcntl, "F_FULLFSYNC", 51)
-BARRIER: Final[int] = getattr(fcntl, "F_BARRIERFSYNC", 85)
 _NBYTES: Final[Callable[[memoryview], int]] = attrgetter("nbytes")
-_UNSUPPORTED: Final = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY})
-
-
-def flush_commands(durability: str, platform: str) -> tuple[int, ...]:
-    """List the fcntl commands to try before fsync.
-
-    On macOS fsync only hands data to the drive, whose cache loses power.
-    """
-    if platform != "darwin":
-        return ()
-    return (FULL_FLUSH,) if durability == "full" else (BARRIER, FULL_FLUSH)
-
-
-def flush(descriptor: int, durability: str, platform: str = sys.platform) -> None:
-    """Make a file or directory durable to the degree of `durability`."""
-    if durability == "none":
-        return
-    for command in flush_commands(durability, platform):
-        try:
-            fcntl.fcntl(descriptor, command)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:  # a network or FAT volume; a failure is final
-                raise
-        else:
-            return
-    os.fsync(descriptor)
 
 
 @contextlib.contextmanager

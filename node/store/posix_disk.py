@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import CorruptDataError, FabricError, RejectedError
+from fabric.hosting.disk_flush import flush
 from fabric.ports import DriveSpace, OpenFile
+from fabric.settings import DURABILITIES
 from node.limits import QUARANTINE_FILES_MAX, QUARANTINE_REASON_CHARS_MAX
 from node.store.descriptors import (
-    DURABILITIES,
     OPEN_DIRECTORY,
     OpenPayload,
     Payload,
     closing,
-    flush,
     make_private,
     read_all,
     scan,

@@ -5,7 +5,8 @@ import os
 from functools import partial
 from pathlib import Path
 
-from node.store import descriptors, posix_disk
+from fabric.hosting import disk_flush
+from node.store import posix_disk
 from tests.faults.crash_disk import EmptyCache, Flush, FlushDirectory, Trace, Write
 
 PATCHED = ("open", "close", "writev", "fsync", "rename", "unlink", "mkdir")
@@ -30,7 +31,7 @@ class TracedOs:
             monkeypatch.setattr(os, name, self._stepping(name))
         self._fcntl = fcntl.fcntl
         monkeypatch.setattr(fcntl, "fcntl", self._saw_fcntl)
-        flush = partial(descriptors.flush, platform=platform)
+        flush = partial(disk_flush.flush, platform=platform)
         monkeypatch.setattr(posix_disk, "flush", flush)
 
     def _stepping(self, name: str):
@@ -75,11 +76,11 @@ class TracedOs:
 
     def _saw_fcntl(self, fd, command, *arguments):
         """Emulate macOS's commands; pass others to the system."""
-        if command not in (descriptors.BARRIER, descriptors.FULL_FLUSH):
+        if command not in (disk_flush.BARRIER, disk_flush.FULL_FLUSH):
             return self._fcntl(fd, command, *arguments)
         self._step()
         self._note_flush(fd)
-        if command == descriptors.FULL_FLUSH:
+        if command == disk_flush.FULL_FLUSH:
             self.trace.ops.append(EmptyCache())
         return 0
 

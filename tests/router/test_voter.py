@@ -1,6 +1,8 @@
 """A voter is a separate process; its grants survive `kill -9`."""
 
 import asyncio
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -98,6 +100,19 @@ def test_a_damaged_file_stops_a_voter(tmp_path):
     (tmp_path / FILE).write_text("{")
     with pytest.raises(FatalError, match="stop all routers but one"):
         TermFile(tmp_path / FILE).read()
+
+
+def test_voter_stores_terms_on_volumes_without_full_flushes(tmp_path, monkeypatch):
+    """Such as network and FAT volumes of a Mac."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    file = TermFile(tmp_path / FILE)
+    file.write(TermView(3, "one"))
+    assert file.read() == TermView(3, "one")
 
 
 def test_term_that_cannot_be_stored_is_not_granted(tmp_path):

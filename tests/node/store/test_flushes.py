@@ -6,14 +6,15 @@ from functools import partial
 
 import pytest
 
-from node.store import descriptors, posix_disk
+from fabric.hosting import disk_flush
+from node.store import posix_disk
 from node.store.posix_disk import PosixDisk
 from tests.support.agent_traffic import words
 from tests.support.services import ask, running
 from tests.support.tiny_models import ONE_LAYER, write_model
 
 FULL_FLUSHES_MAX = 2  # of an acknowledged turn
-NAMES = {descriptors.BARRIER: "barrier", descriptors.FULL_FLUSH: "full"}
+NAMES = {disk_flush.BARRIER: "barrier", disk_flush.FULL_FLUSH: "full"}
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def flushes(monkeypatch):
         return 0
 
     monkeypatch.setattr(fcntl, "fcntl", count_and_call)
-    flush = partial(descriptors.flush, platform="darwin")
+    flush = partial(disk_flush.flush, platform="darwin")
     monkeypatch.setattr(posix_disk, "flush", flush)
     return counts
 

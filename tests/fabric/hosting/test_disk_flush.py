@@ -5,18 +5,18 @@ import sys
 
 import pytest
 
-from node.store import descriptors
+from fabric.hosting import disk_flush
 
 
 @pytest.mark.parametrize(
     ("durability", "refused", "expected"),
     [
-        ("full", {}, [descriptors.FULL_FLUSH]),
-        ("barrier", {}, [descriptors.BARRIER]),
-        ("barrier", {descriptors.BARRIER: errno.ENOTSUP}, [85, 51]),
-        ("full", {descriptors.FULL_FLUSH: errno.ENOTSUP}, [51, "fsync"]),
+        ("full", {}, [disk_flush.FULL_FLUSH]),
+        ("barrier", {}, [disk_flush.BARRIER]),
+        ("barrier", {disk_flush.BARRIER: errno.ENOTSUP}, [85, 51]),
+        ("full", {disk_flush.FULL_FLUSH: errno.ENOTSUP}, [51, "fsync"]),
         ("barrier", {85: errno.EINVAL, 51: errno.ENOTTY}, [85, 51, "fsync"]),
-        ("full", {descriptors.FULL_FLUSH: errno.EIO}, [51, "EIO"]),
+        ("full", {disk_flush.FULL_FLUSH: errno.EIO}, [51, "EIO"]),
         ("none", {}, []),
     ],
 )
@@ -32,7 +32,7 @@ def test_flush_commands_on_macos(monkeypatch, durability, refused, expected):
     monkeypatch.setattr(fcntl, "fcntl", command)
     monkeypatch.setattr(os, "fsync", lambda _descriptor: done.append("fsync"))
     try:
-        descriptors.flush(0, durability, "darwin")
+        disk_flush.flush(0, durability, "darwin")
     except OSError as error:
         done.append(errno.errorcode[error.errno])
     assert done == expected
@@ -41,5 +41,5 @@ def test_flush_commands_on_macos(monkeypatch, durability, refused, expected):
 @pytest.mark.mac
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS: F_FULLFSYNC")
 def test_flush_commands_have_their_macos_values():
-    assert fcntl.F_FULLFSYNC == descriptors.FULL_FLUSH
-    assert getattr(fcntl, "F_BARRIERFSYNC", 85) == descriptors.BARRIER
+    assert fcntl.F_FULLFSYNC == disk_flush.FULL_FLUSH
+    assert getattr(fcntl, "F_BARRIERFSYNC", 85) == disk_flush.BARRIER
