@@ -208,7 +208,7 @@ class ControlCalls:
     async def _flush(self, call: Flush) -> Done:
         node = self._node
         running = await node.live_turns.quiesce(FLUSH_WAIT_S)
-        await node.background.folders.look()
+        await node.background.folders.ensure_folders()
         unsaved_count = await node.tiers.flusher.flush()
         if call.drop_hot:
             node.tiers.hot.drop_resident(0)
@@ -224,7 +224,7 @@ class ControlCalls:
     async def _end_turns(self, wait_s: float) -> Done:
         """Give running turns `wait_s` to end, cancel the rest, and save all agents."""
         await self._node.live_turns.end(wait_s)
-        await self._node.background.folders.look()
+        await self._node.background.folders.ensure_folders()
         return Done(_saved_note(self._node, await self._node.tiers.flusher.flush()))
 
 

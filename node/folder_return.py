@@ -51,7 +51,7 @@ class FolderReturn:
         self._service_time = service_time
         self._drain_flag = drain_flag
         self._health = health
-        self._look_lock = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._unsynced: set[AgentKey] = set()  # agents that may differ from their stored records
 
     @property
@@ -59,14 +59,14 @@ class FolderReturn:
         """Return whether a folder was missing at the last check."""
         return TROUBLE in self._health.troubles
 
-    async def look(self) -> bool:
+    async def ensure_folders(self) -> bool:
         """Restore a missing folder if possible; return whether all folders are present."""
         if self._folders is None:
             return True
-        async with self._look_lock:
-            return await self._look(self._folders)
+        async with self._lock:
+            return await self._ensure_folders(self._folders)
 
-    async def _look(self, folders: DataFolders) -> bool:
+    async def _ensure_folders(self, folders: DataFolders) -> bool:
         run = self._records.workers.run
         if self.is_gone or not await run(folders.are_here):
             self._note_gone("it was removed, or its drive is unplugged")
@@ -75,7 +75,7 @@ class FolderReturn:
             except DiskError as error:
                 self._note_gone(error.reason)
                 return False
-            await self._take_in(records)
+            await self._adopt_records(records)
         await self._sync_all()
         return True
 
@@ -90,7 +90,7 @@ class FolderReturn:
                     agent.is_durable = False
                     self._records.table.note_change(agent.key)
 
-    async def _take_in(self, found: list[Manifest]) -> None:
+    async def _adopt_records(self, found: list[Manifest]) -> None:
         records, name = self._records, self._health.name
         self._unsynced |= {agent.key for agent in records.table if agent.saved is not None}
         for record in found:

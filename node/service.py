@@ -415,7 +415,7 @@ class NodeService:
         await node.background.upkeep.loop.stop()
         await node.background.pressure.loop.stop()
         await node.background.sleep.stop()
-        await node.background.folders.look()
+        await node.background.folders.ensure_folders()
         unsaved_count = await node.tiers.flusher.flush()
         if self._power is not None:
             await self._power.stop()

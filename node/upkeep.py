@@ -59,7 +59,7 @@ class Upkeep:
 
     async def round(self) -> None:
         """Run one round now, unless the data folder is gone; log disk errors."""
-        if not await self._folders.look():
+        if not await self._folders.ensure_folders():
             return
         await self._budget.enforce()
         await attempt(self._pins.persist_all())
@@ -108,7 +108,7 @@ class Retries:
         )
 
     async def _step(self) -> float:
-        if not await self._folders.look():
+        if not await self._folders.ensure_folders():
             await asyncio.sleep(FLUSH_RETRY_S)  # also if `hurry` is set
             return FLUSH_IDLE_S
         if self._erasing.is_owed:

@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 def check_folders(service) -> bool:
     """Run the node's check of its folders now."""
-    work = service.node.background.folders.look()
+    work = service.node.background.folders.ensure_folders()
     return asyncio.run_coroutine_threadsafe(work, service._loop).result(60)
 
 
