@@ -15,7 +15,7 @@ from router.fleet.node_client import NodeLink
 from router.fleet.node_roster import NodeRoster, RosterStore
 from router.fleet.peer_exchange import PeerExchange
 from router.fleet.roster_keeper import RosterKeeper
-from router.fleet.term_keeper import TermKeeper, Vote
+from router.fleet.term_keeper import TermKeeper, VoterCall
 from router.fresh_ids import later_life
 from router.moves.drains import Drains
 from router.moves.erasure_exchange import ErasureExchange
@@ -178,11 +178,11 @@ def assemble(
     )
 
 
-def _voters(fleet: Fleet, access: NodeAccess) -> dict[str, Vote]:
+def _voters(fleet: Fleet, access: NodeAccess) -> dict[str, VoterCall]:
     """Return the nodes and other voters that grant terms."""
     links = {member.name: member.link for member in fleet.membership.members}
     return {name: _voter(link) for name, link in (*links.items(), *access.voters.items())}
 
 
-def _voter(link: NodeLink) -> Vote:
+def _voter(link: NodeLink) -> VoterCall:
     return lambda call: link.call(call, TermAnswer)

@@ -82,13 +82,13 @@ def router_row(fleet: Fleet, terms: TermKeeper | None) -> Row:
     row |= {"voters": 0, "voters_answering": 0, "promoted": False, "problem": None}
     if terms is None:
         return row
-    last_round = terms.terms.last_round
+    last_vote = terms.terms.last_vote
     return row | {
         "role": ACTIVE if terms.is_active else STANDBY,
         "active_url": url if terms.is_active else terms.active_url,
         "term": terms.held() if terms.is_active else terms.terms.highest.term,
         "voters": terms.terms.voters_count,
-        "voters_answering": last_round.answered_count if last_round is not None else 0,
+        "voters_answering": last_vote.answered_count if last_vote is not None else 0,
         "promoted": terms.is_active and terms.terms.is_forced,
         "problem": terms.problem,
     }

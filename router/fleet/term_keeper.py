@@ -12,7 +12,7 @@ from contextlib import suppress
 from fabric.control.term_calls import GrantTerm, TermAnswer, TermView
 from fabric.errors import FabricError, RetryLaterError
 from fabric.limits import TERM_LEASE_S
-from router.fleet.terms import Round, RouterTerms
+from router.fleet.terms import RouterTerms, Vote
 from router.limits import TERM_RENEW_S, TERM_RETRY_S, TERM_TRIAL_S
 
 _LOG = logging.getLogger("macfabric.router.terms")
@@ -26,7 +26,7 @@ TWO_VOTERS = (
 
 
 # Sends one voter a call; raises FabricError without an answer.
-Vote = Callable[[GrantTerm], Awaitable[TermAnswer]]
+VoterCall = Callable[[GrantTerm], Awaitable[TermAnswer]]
 
 
 class TermKeeper:
@@ -42,14 +42,14 @@ class TermKeeper:
     ) -> None:
         """Keep `terms`; request none during the first `patience_s`. `random` is in [0, 1)."""
         self.terms = terms
-        self._voters: Callable[[], Mapping[str, Vote]] = dict
+        self._voters: Callable[[], Mapping[str, VoterCall]] = dict
         self._on_active: Callable[[int], None] = lambda _: None
         self._is_retired = False
         self._now_s = now_s
         self._random = random
         self._patience_s = patience_s
         self._term: int | None = None  # as of the last look
-        self._is_forced = False  # the next round is
+        self._is_forced = False  # the next vote is
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._late: set[asyncio.Task[TermAnswer | None]] = set()
@@ -57,7 +57,7 @@ class TermKeeper:
     def bind(
         self,
         floor: int,
-        voters: Callable[[], Mapping[str, Vote]],
+        voters: Callable[[], Mapping[str, VoterCall]],
         on_active: Callable[[int], None],
     ) -> None:
         """Ask `voters` for terms above `floor`; call `on_active` with each that is granted."""
@@ -102,10 +102,10 @@ class TermKeeper:
                 f"{present_count} voters are present, but {count} are expected: correct "
                 "router.nodes_expected and router.voters, which all routers must agree on"
             )
-        last_round = self.terms.last_round
-        if last_round is not None and last_round.answered_count < self.terms.quorum:
+        last_vote = self.terms.last_vote
+        if last_vote is not None and last_vote.answered_count < self.terms.quorum:
             reached = (
-                f"{last_round.answered_count} of {count} voters answer, {self.terms.quorum} needed"
+                f"{last_vote.answered_count} of {count} voters answer, {self.terms.quorum} needed"
             )
             return f"{reached}; {TWO_VOTERS}" if count == 2 else reached
         return TWO_VOTERS if count == 2 else None
@@ -140,7 +140,7 @@ class TermKeeper:
         call = self.terms.release()
         self._report_change()
         if call is not None:
-            await self._ask(Round(call, self._now_s(), self.terms.voters_count, 0))
+            await self._ask(Vote(call, self._now_s(), self.terms.voters_count, 0))
 
     async def promote(self) -> None:
         """Become active with the votes of those that answer; raise RetryLaterError if none does.
@@ -175,13 +175,13 @@ class TermKeeper:
             return TERM_RENEW_S
         if vote.granted_count:  # too few: other routers need not wait for the end of these
             call = GrantTerm(vote.call.term, terms.router, 0.0)
-            await self._ask(Round(call, self._now_s(), terms.voters_count, 0))
+            await self._ask(Vote(call, self._now_s(), terms.voters_count, 0))
         return TERM_RETRY_S * self._random()
 
-    def _begin(self, *, is_trial: bool) -> Round:
+    def _begin(self, *, is_trial: bool) -> Vote:
         return self.terms.begin(self._now_s(), is_trial=is_trial, is_forced=self._is_forced)
 
-    async def _ask(self, vote: Round) -> Round:
+    async def _ask(self, vote: Vote) -> Vote:
         """Ask all voters; return once enough have answered."""
         voters = self._voters()
         if len(voters) <= self.terms.voters_count:
@@ -189,8 +189,8 @@ class TermKeeper:
                 asyncio.create_task(_answer(voter, vote.call)): name
                 for name, voter in voters.items()
             }
-            for name in range(self.terms.voters_count - len(voters)):
-                vote.note(f"absent {name}", None)
+            for number in range(self.terms.voters_count - len(voters)):
+                vote.note(f"absent {number}", None)
             await self._collect(vote, tasks)
         if vote.call.lease_s:
             self.terms.end(vote)
@@ -198,7 +198,7 @@ class TermKeeper:
         return vote
 
     async def _collect(
-        self, vote: Round, tasks: dict["asyncio.Task[TermAnswer | None]", str]
+        self, vote: Vote, tasks: dict["asyncio.Task[TermAnswer | None]", str]
     ) -> None:
         pending = dict(tasks)
         try:
@@ -225,7 +225,7 @@ class TermKeeper:
         self._changed.set()
 
 
-async def _answer(voter: Vote, call: GrantTerm) -> TermAnswer | None:
+async def _answer(voter: VoterCall, call: GrantTerm) -> TermAnswer | None:
     try:
         async with asyncio.timeout(VOTE_S):
             return await voter(call)

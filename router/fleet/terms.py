@@ -21,7 +21,7 @@ OWN_LEASE_S: Final = TERM_LEASE_S * (1.0 - TERM_MARGIN)
 
 
 @dataclass(slots=True)
-class Round:
+class Vote:
     """Call to all voters, and their answers so far."""
 
     call: GrantTerm
@@ -71,7 +71,7 @@ class RouterTerms:
         self.voters_count = voters_count
         self.url = ""
         self.highest = replace(NO_TERM, term=floor)  # that any voter has granted
-        self.last_round: Round | None = None
+        self.last_vote: Vote | None = None
         self.is_forced = False  # its term was granted by fewer voters, as an operator wished
         self._term = 0  # that most voters granted to this router last
         self._until_s = -math.inf
@@ -96,10 +96,10 @@ class RouterTerms:
         if view.term > self.highest.term or is_named:
             self.highest = view
 
-    def begin(self, now_s: float, *, is_trial: bool, is_forced: bool = False) -> Round:
-        """Begin a round: for more time in this router's term, or for the next one.
+    def begin(self, now_s: float, *, is_trial: bool, is_forced: bool = False) -> Vote:
+        """Begin a vote: for more time in this router's term, or for the next one.
 
-        A forced round is won by any voter's grant: an operator vouches for the absent ones. If a
+        A forced vote is won by any voter's grant: an operator vouches for the absent ones. If a
         minority granted this term or a later one to another router, a higher one is requested,
         so that those voters obey this router again.
         """
@@ -108,16 +108,16 @@ class RouterTerms:
         term = self._term if is_current else min(self.highest.term + 1, TERM_MAX)
         call = GrantTerm(term, self.router, TERM_LEASE_S, self.url, is_trial=is_trial)
         is_forced |= self.is_forced and self.held(now_s) is not None
-        return Round(call, now_s, 1 if is_forced else self.quorum, self.voters_count)
+        return Vote(call, now_s, 1 if is_forced else self.quorum, self.voters_count)
 
     def release(self) -> GrantTerm | None:
         """Give up this router's term at once; return the call that notifies the voters."""
         term, self._term, self._until_s = self._term, 0, -math.inf
         return GrantTerm(term, self.router, 0.0, self.url) if term else None
 
-    def end(self, vote: Round) -> bool:
-        """Evaluate a round; return whether this router got the term that it requested."""
-        self.last_round = vote
+    def end(self, vote: Vote) -> bool:
+        """Evaluate a vote; return whether this router got the term that it requested."""
+        self.last_vote = vote
         answers = [answer for answer in vote.answers.values() if answer is not None]
         views = Counter(TermView(each.term, each.router, each.url) for each in answers)
         if views:  # of two names for one term, the one that more voters gave is its router's

@@ -9,7 +9,7 @@ import pytest
 
 from fabric.control.term_calls import Ballot, GrantTerm, TermAnswer, TermView
 from fabric.limits import TERM_LEASE_S
-from router.fleet.terms import OWN_LEASE_S, Round, RouterTerms
+from router.fleet.terms import OWN_LEASE_S, RouterTerms, Vote
 
 VOTERS = ("a", "b", "c")
 LIFE_S, LIVES = 60.0, 50
@@ -190,7 +190,7 @@ def test_a_round_is_lost_as_soon_as_it_cannot_be_won():
 def test_a_trial_is_repeated_when_enough_leases_are_over():
     vote = answered(RouterTerms("one", 3).begin(0.0, is_trial=True), a=True, b=False)
     assert vote.wait_s == 2.0
-    assert Round(vote.call, 0.0, 2, 3).wait_s == 0.0
+    assert Vote(vote.call, 0.0, 2, 3).wait_s == 0.0
 
 
 def test_a_term_of_another_router_is_exchanged_for_a_later_one():
