@@ -91,7 +91,7 @@ class OwnerWaitJudge:
 
         async def listed(reports, agents, requested_s):
             services = self._world.router.services
-            if services is not None and services.fleet.membership._observer is reports:
+            if services is not None and services.fleet.membership._reports is reports:
                 self._on_list(agents)
             await on_list(reports, agents, requested_s)
 
