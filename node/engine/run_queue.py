@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
-from fabric.limits import RETRY_AFTER_S_MAX
+from fabric.limits import RETRY_AFTER_S_MIN, retry_wait_s
 from fabric.turn.generation import Priority
 from node.engine.sequence import Sequence
 from node.limits import BACKGROUND_WAITING_SHARE, TENANT_WAITING_FACTOR
@@ -81,9 +81,6 @@ def refusal(queued: Iterable[Waiting], tenant: str, priority: Priority, places: 
     return None
 
 
-RETRY_AFTER_S_MIN: Final = 1.0
-
-
 def retry_after_s(waiting_count: int, running_count: int, turns_per_s: float) -> float:
     """Return the seconds until half of a queue has been served.
 
@@ -93,4 +90,4 @@ def retry_after_s(waiting_count: int, running_count: int, turns_per_s: float) ->
     if turns_per_s <= 0:
         return RETRY_AFTER_S_MIN
     wait_s = waiting_count / 2 / (turns_per_s * max(1, running_count))
-    return min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX)
+    return retry_wait_s(wait_s)

@@ -312,7 +312,7 @@ def remember_answer(
 ) -> Answers:
     """Return the agent's `answers` with the new one; redact the `redacted` ones.
 
-    With restoring switched off, only those parts of earlier answers are kept that the prompt had.
+    With restoring switched off, only the parts of earlier answers that the prompt had are kept.
     """
     answers = {**answers, **prompt.answers} if prompt.located.restores else {}
     messages = prompt.request.messages

@@ -2,8 +2,8 @@
 
     GenerateRequest --run--> SpelledPrompt --plan, with the agent's record--> PlannedPrompt
 
-`run` needs no agent, `plan` is called while its turn holds the agent. The work by the byte is done
-on the encoder threads.
+`run` needs no agent, `plan` is called while its turn holds the agent. Work that grows with the
+prompt runs on the encoder threads.
 """
 
 import threading

@@ -46,7 +46,7 @@ class BlockReads:
     """The reads of one restore."""
 
     def __init__(self, count: int, read: Callable[[int], None]) -> None:
-        """Prepare to read blocks 0 to `count` by `read(index)`, which raises where one fails."""
+        """Prepare to read the first `count` blocks by `read(index)`, which raises on a failure."""
         self._count = count
         self._read = read
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class BlockReads:
             try:
                 self._read(index)
             except UnreadBlockError:
-                with self._lock:  # a new one: that one's traceback would keep the cache alive
+                with self._lock:  # the first one's traceback references the cache
                     self._failed[index] = UnreadBlockError()
             except BaseException as error:  # noqa: BLE001 - the caller of `run` decides
                 with self._lock:
@@ -86,7 +86,7 @@ class BlockReads:
 def failed_reads(
     count: int, read: Callable[[int], None], readers_count: int = BLOCK_READERS
 ) -> Iterator[int]:
-    """Read blocks 0 to `count`; yield each that raises UnreadBlockError, and continue after it.
+    """Read the first `count` blocks; yield each that raises UnreadBlockError, and continue.
 
     Any other error of a read is raised.
     """

@@ -41,8 +41,8 @@ class HostedTool:
     name: str  # by which a choice of tools may name it
 
     @property
-    def ignored(self) -> str:
-        """Type, as a header of the answer can carry it."""
+    def header_type(self) -> str:
+        """Type as it is listed in a header of the answer."""
         return header_word(self.type)
 
 
@@ -50,8 +50,8 @@ class HostedTool:
 class AnyTool:
     """Kind of a tool: one of `kinds` by its type, and a hosted tool of any other type.
 
-    Types in `refused` are not, and neither is a tool that has the field `declares`, as only
-    functions have: its type is misspelled.
+    Types in `refused` are refused, and so are unknown types with the field `declares`: only
+    functions have it, so the type is probably misspelled.
     """
 
     kinds: Mapping[str, JsonKind]
@@ -82,7 +82,7 @@ class AnyTool:
 
 def hosted_types(tools: Iterable[Any]) -> tuple[str, ...]:
     """Return the types of the hosted tools, for the answer's header."""
-    return tuple(tool.ignored for tool in tools if isinstance(tool, HostedTool))
+    return tuple(tool.header_type for tool in tools if isinstance(tool, HostedTool))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
