@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
@@ -14,6 +13,7 @@ from router.supervise.processes import descendants, wait_for_exit
 from tests.cluster.conftest import start_ray
 from tests.support.samples import sample
 from tests.support.tiny_models import LLAMA, write_model
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 TIMEOUT_S = 120.0
@@ -89,15 +89,8 @@ def get(url):
         return error.code, dict(error.headers), json.loads(error.read())
 
 
-def wait_until(condition):
-    end_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.2)
-
-
 def until_ready(run):
-    wait_until(lambda: " ready " in run("nodes").stdout)
+    wait_until(lambda: " ready " in run("nodes").stdout, TIMEOUT_S)
 
 
 @pytest.mark.nightly
@@ -130,7 +123,7 @@ def test_router_expects_nodes_of_the_stored_roster(cli, ray_of_one):
     serve("--expect", "0")
     until_ready(run)
     # Stored with each heartbeat: at first without the node that became ready.
-    wait_until(lambda: roster.exists() and json.loads(roster.read_text())["nodes"])
+    wait_until(lambda: roster.exists() and json.loads(roster.read_text())["nodes"], TIMEOUT_S)
     end()
     stored = json.loads(roster.read_text())
     names = [node["name"] for node in stored["nodes"]]

@@ -6,7 +6,6 @@ from tests.support.waiting import wait_until
 
 KEYS = {"one": "key-of-tenant-number-one"}
 SYSTEM = "Nobody knows why the library has a second bridge near the old harbour market. " * 24
-WAIT_S = 60.0
 
 
 def test_shared_prefixes_are_lent_to_new_node_and_returned_on_request(tmp_path):

@@ -15,7 +15,6 @@ from tests.support.services import TENANT, call
 
 PROMPT = "the cat sat on the mat and the dog sat on the log. " * 8
 ATTEMPTS = 2
-WAIT_POLLS = 6_000
 _operations = itertools.count()
 
 

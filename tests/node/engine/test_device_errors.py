@@ -205,7 +205,7 @@ def test_unrecoverable_device_ends_the_process_at_once(thread):
 
 
 def test_error_raised_while_a_turn_gets_its_cache_ends_all_turns(tmp_path, model, monkeypatch):
-    """It may be the stored error of the step that other turns wait for."""
+    """MLX raises the stored error of a step, which other turns wait for, from any later call."""
     with running(tmp_path, model) as service, ThreadPoolExecutor(1) as threads:
         engine = service.node.resources.engine
         ask(service, question("boris", 0), agent="boris", max_tokens=2)

@@ -35,7 +35,6 @@ from tests.support.transfers import (
 )
 from tests.support.waiting import wait_until
 
-WAIT_S = 30.0
 CALLER = Caller(TARGET, KEY, FINGERPRINT)
 many_loopbacks = pytest.mark.skipif(
     sys.platform != "linux", reason="needs 127.0.0.2 and up, which only Linux has by itself"
