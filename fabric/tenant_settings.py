@@ -38,11 +38,7 @@ def parse_tenant(name: object) -> TenantId:
 
 def share_rules(tenants: Mapping[str, TenantShare]) -> Iterator[Rule]:
     """Yield the rules of tenants' shares of RAM and disk."""
-    yield (
-        len(tenants) <= TENANT_SHARES_MAX,
-        SHARES,
-        _TENANTS_MAX,
-    )
+    yield len(tenants) <= TENANT_SHARES_MAX, SHARES, _TENANTS_MAX
     for tenant, share in tenants.items():
         where = f"{SHARES}.{tenant}"
         floor = share.floor if share.floor is not None else 0.0
@@ -60,11 +56,7 @@ def share_rules(tenants: Mapping[str, TenantShare]) -> Iterator[Rule]:
 
 def weight_rules(weights: Mapping[str, float]) -> Iterator[Rule]:
     """Yield the rules of tenants' weights in the router's queues."""
-    yield (
-        len(weights) <= TENANT_SHARES_MAX,
-        WEIGHTS,
-        _TENANTS_MAX,
-    )
+    yield len(weights) <= TENANT_SHARES_MAX, WEIGHTS, _TENANTS_MAX
     for tenant, weight in weights.items():
         is_weight = TENANT_WEIGHT_MIN <= weight <= TENANT_WEIGHT_MAX
         between = f"must be {TENANT_WEIGHT_MIN:g}-{TENANT_WEIGHT_MAX:g}"

@@ -98,9 +98,9 @@ def node_log(name: str) -> str:
 
 
 def add_log_file(stem: Path, process: str, form: str) -> Path | None:
-    """Write what this process logs to a rotated file; return its path.
+    """Log this process to a rotated file; return its path.
 
-    Without a form, or if the folder cannot be written to, there is no file.
+    Return None, without a file, if the format is `none` or the folder cannot be written to.
     """
     if form == NONE:
         return None

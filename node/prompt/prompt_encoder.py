@@ -39,6 +39,8 @@ from node.mlx.token_text import SpelledTokens, spell
 from node.prompt.prompt_boundaries import PromptBoundaries
 from node.runtime.identity import NodeIdentity
 
+T = TypeVar("T")
+
 _INVALID = "invalid_request_error"
 
 
@@ -182,9 +184,6 @@ class PromptEncoder:
         if not is_answer and has_too_long_tokens(plan.ends, plan.kept_tokens):
             message = "the prompt has longer runs of white space than are kept: shorten them"
             raise RejectedError(message, code=_INVALID, param="messages")
-
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
